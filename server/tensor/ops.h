@@ -145,8 +145,9 @@ class Ops {
   // y = (x - mean) * rsqrt(var + eps) * gamma + beta, population variance. Shapes as RmsNorm.
   virtual absl::Status LayerNorm(Stream&, TensorView x, TensorView gamma, TensorView beta, TensorView y,
                                  float eps) const = 0;
-  // out[m,:] = table[ids[index[m]],:]. table [V,N] F32 or BF16, ids [*] I32, index [M] I32, out [M,N] F32. An id outside
-  // [0, V) gives a row of NaN (its request then fails by kInvalidSample; nothing else is disturbed).
+  // out[m,:] = table[ids[index[m]],:]. table [V,N] F32 or BF16, ids [*] I32, index [M] I32, out [M,N] F32. An index < 0
+  // leaves row m untouched. An id outside [0, V) gives a row of NaN (its request then fails by kInvalidSample; nothing
+  // else is disturbed).
   virtual absl::Status Embed(Stream&, TensorView table, TensorView ids, TensorView index, TensorView out) const = 0;
   // out[m,:] = in[index[m],:] for rank-2 F32; an index < 0 leaves row m untouched.
   virtual absl::Status GatherRows(Stream&, TensorView in, TensorView index, TensorView out) const = 0;

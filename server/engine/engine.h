@@ -1,0 +1,113 @@
+#pragma once
+// Engine: one thread that owns every request and all K/V metadata, and one worker per backend instance. Everything mutable
+// is touched on the engine thread only; other threads reach it through a bounded inbox.
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/timeline.h"
+#include "model/model.h"
+#include "sched/scheduler.h"
+
+namespace saccade {
+
+struct Metrics;
+
+// A model the engine serves, and how much it may use on each of its workers.
+struct ServedModel {
+  std::string name;
+  std::vector<std::unique_ptr<Model>> instances;  // one per entry of `workers`
+  std::vector<WorkerId> workers;
+  InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
+  KvCacheOptions kv;               // per worker; num_blocks > 0
+  uint32_t embedding_slots = 0;    // per worker
+  uint32_t max_sequences = 0;      // sequences with action tokens at a time, per worker
+  const ModelSpec& spec() const { return instances.front()->spec(); }
+};
+
+struct EngineOptions {
+  std::vector<LatencyClass> classes;
+  Micros step_ceiling{0};
+  uint32_t pipeline_depth = 2;
+  uint32_t max_rows = 512;      // trunk rows of one step
+  uint32_t max_frames = 8;      // encodes of one step
+  uint32_t max_logit_rows = 64;
+  size_t inbox_capacity = 4096;
+};
+
+struct ActResult {
+  std::vector<ActionChunk> chunks;  // one per sample
+  Timings timings;
+  std::array<uint32_t, kModalities> cached_tokens{};
+  std::array<uint32_t, kModalities> prompt_tokens{};
+  bool frame_cached = false;
+  bool late = false;
+  TimePoint finished{};
+};
+
+// Implemented by the rpc stream; called on the engine thread; must not block. OnDone is called exactly once.
+class ResponseSink {
+ public:
+  virtual ~ResponseSink() = default;
+  virtual void OnToken(RequestId id, uint32_t sample, uint32_t index, int32_t token) = 0;
+  virtual void OnDone(RequestId id, absl::StatusOr<ActResult> result) = 0;
+};
+
+struct ActRequest {
+  SessionId session;
+  ModelId model;
+  ClassId klass;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  std::shared_ptr<const Timeline> timeline;
+  std::string statistics_key;  // valid for the model
+  uint32_t samples = 1;
+  float temperature = 0;
+  uint64_t seed = 0;
+  TimePoint frame_captured{};  // oldest frame it uses, for the frame-age histogram; zero: none
+  std::shared_ptr<ResponseSink> sink;
+  std::shared_ptr<TapSink> tap;
+};
+
+class Engine {
+ public:
+  // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns. `metrics` may be null.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(const EngineOptions& options,
+                                                       std::vector<std::unique_ptr<Backend>> backends,
+                                                       std::vector<ServedModel> models, const Clock& clock,
+                                                       Metrics* metrics);
+  ~Engine();  // drains with no patience
+
+  // Any thread. The id is this request's from now on; every outcome, refusals included, arrives by sink->OnDone, except
+  // a full inbox or a draining engine, which is returned and leaves the sink untouched.
+  absl::StatusOr<RequestId> Submit(ActRequest request);
+  void Cancel(RequestId id);
+  void CancelSession(SessionId id);  // the client is gone
+  // Stops admitting; returns when nothing is left or at `until`, then fails what is left with kDraining.
+  void Drain(TimePoint until);
+  bool draining() const;
+  bool Ready() const;  // a healthy worker for every model, not draining
+  absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
+  absl::Status CheckInvariants();          // asks the engine thread
+
+  std::span<const ServedModel> models() const;
+  std::optional<ModelId> FindModel(std::string_view name) const;
+  std::span<const LatencyClass> classes() const;
+  // New timelines for a model use this salt and block size.
+  TimelineBuilder NewTimeline(ModelId model) const;
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace saccade

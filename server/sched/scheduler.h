@@ -1,0 +1,127 @@
+#pragma once
+// Scheduler: decides what runs next. Pure: no clock, no thread, no I/O; the same calls give the same plans. Owns every
+// request between Offer and its Outcome, and drives KvCache and EmbeddingCache of each lane.
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/embedding_cache.h"
+#include "kv/kv_cache.h"
+#include "sched/cost_model.h"
+#include "sched/latency_class.h"
+#include "sched/step.h"
+
+namespace saccade {
+
+// One model on one worker.
+struct LaneOptions {
+  WorkerId worker;
+  ModelId model;
+  KvCacheOptions kv;
+  uint32_t embedding_slots = 0;
+  uint32_t sequence_slots = 0;      // rows of the device's token array
+  uint32_t max_action_tokens = 0;   // columns of it
+  uint32_t max_rows = 0;            // trunk rows of one step (arena size)
+  uint32_t max_frames = 0;          // encodes of one step
+  uint32_t max_logit_rows = 0;
+};
+
+struct SchedulerOptions {
+  std::vector<LatencyClass> classes;  // indexed by ClassId
+  Micros step_ceiling{0};             // a step's predicted time; 0: no ceiling. A step always makes progress.
+  uint32_t pipeline_depth = 2;        // steps per worker, running plus queued
+  uint32_t min_prefill_chunk = 16;    // rows
+};
+
+struct Request {
+  RequestId id;
+  SessionId session;
+  ModelId model;
+  ClassId klass;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  std::shared_ptr<const Timeline> timeline;
+  uint32_t action_tokens = 0;  // to decode per sample
+  uint32_t samples = 1;
+  float temperature = 0;       // 0: greedy
+  uint64_t seed = 0;
+  std::shared_ptr<TapSink> tap;
+};
+
+struct Timings {
+  Micros queue{0};    // arrival to the start of its first step
+  Micros encode{0};   // first step to the end of its last encode; 0 when all frames were cached
+  Micros prefill{0};  // to the first action token
+  Micros act{0};      // to the last action token
+  Micros total{0};
+};
+
+struct Outcome {
+  RequestId id;
+  absl::Status status;                               // OK: `tokens` holds every sample
+  std::vector<std::vector<int32_t>> tokens;          // [samples][action_tokens]
+  Timings timings;
+  std::array<uint32_t, kModalities> cached_tokens{};
+  std::array<uint32_t, kModalities> prompt_tokens{};
+  bool frame_cached = false;                         // no encode was needed
+  bool late = false;                                 // finished after its deadline (class says run_late)
+};
+
+struct SchedulerStats {
+  struct Class {
+    uint32_t queued = 0;   // no step yet
+    uint32_t running = 0;
+  };
+  std::vector<Class> classes;
+  struct Lane {
+    WorkerId worker;
+    ModelId model;
+    KvStats kv;
+    uint32_t embeddings_held = 0;
+    uint32_t embeddings_idle = 0;
+    uint64_t embedding_hits = 0;
+    uint64_t embedding_misses = 0;
+  };
+  std::vector<Lane> lanes;
+};
+
+class Scheduler {
+ public:
+  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(SchedulerOptions options, std::span<const LaneOptions> lanes);
+  // Admits or refuses. Refused: the status carries the reason (kLate with predicted_finish and retry_after, kQueueFull,
+  // kNeverFits, kWorkerFailed) and no Outcome follows. Admitted: exactly one Outcome follows.
+  absl::Status Offer(Request request, TimePoint now);
+  // The next step for this worker, or nothing. Reserves its blocks. Call while the worker has fewer than pipeline_depth
+  // steps. `free_at`: when the worker will have finished what it has.
+  std::optional<StepPlan> Plan(WorkerId worker, TimePoint now, TimePoint free_at);
+  // True when urgent work that is not in `queued` should go before it (the engine then tries to revoke it).
+  bool ShouldRevoke(const StepPlan& queued, TimePoint now) const;
+  // The step was taken back before it started; it is the newest step of its worker. Everything in it is plannable again.
+  void OnStepRevoked(const StepPlan& plan, TimePoint now);
+  void OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now);
+  // Ends a request early: cancellation, an invalid token, a dead client. Its blocks are freed when no step names them.
+  void Fail(RequestId id, absl::Status status, TimePoint now);
+  void FailSession(SessionId id, absl::Status status, TimePoint now);
+  // The worker is gone: fails what it holds, UNAVAILABLE with kWorkerFailed; its lanes take nothing more.
+  void OnWorkerLost(WorkerId worker, TimePoint now);
+  // Ends what has expired (DEADLINE_EXCEEDED, kExpired; unless the class runs late).
+  void Sweep(TimePoint now);
+  // When Sweep has something to do next.
+  TimePoint NextWake() const;
+  // Outcomes since the last call, in order.
+  std::vector<Outcome> TakeOutcomes();
+  bool idle() const;  // no request and no step in flight
+  SchedulerStats stats() const;
+  const CostModel& cost_model(WorkerId worker, ModelId model) const;
+  absl::Status CheckInvariants() const;
+};
+
+}  // namespace saccade

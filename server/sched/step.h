@@ -1,0 +1,83 @@
+#pragma once
+// What the scheduler hands to a worker, and what comes back: copies and immutable data, never a request.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/kv_cache.h"
+#include "kv/timeline.h"
+
+namespace saccade {
+
+class TapSink;
+
+struct EncodeItem {
+  RequestId request;  // the one that asked first
+  ContentRef frame;
+  uint32_t camera = 0;
+  EmbeddingId slot;
+  std::shared_ptr<TapSink> tap;
+};
+
+// Where a sampled id goes: row `slot` of the device's token array, column `index`.
+struct SampleTarget {
+  uint32_t sample = 0;      // 0 .. samples-1 of the request
+  SequenceSlot slot;
+  uint32_t index = 0;       // action token number, 0-based
+  float temperature = 0;
+  uint64_t seed = 0;        // already mixed with the sample's number
+};
+
+// Rows of one sequence: tokens [begin, begin + count). Prompt tokens come from the timeline; a token past it is action token
+// (t - num_tokens), read on the device from row `slot` of the token array.
+struct TrunkItem {
+  RequestId request;
+  std::shared_ptr<const Timeline> timeline;
+  uint32_t begin = 0;
+  uint32_t count = 0;
+  std::vector<PageRef> pages;                 // covers tokens [0, begin + count)
+  std::vector<EmbeddingId> embeddings;        // one per segment of the timeline; invalid where not needed in this item
+  SequenceSlot slot;                          // valid when the item reads action tokens
+  std::vector<SampleTarget> samples;          // not empty when the last row's logits are sampled
+  std::shared_ptr<TapSink> tap;
+};
+
+// What a step costs, as the cost model sees it.
+struct StepShape {
+  uint32_t frames = 0;
+  uint32_t prefill_rows = 0;
+  uint32_t decode_rows = 0;
+  friend bool operator==(const StepShape&, const StepShape&) = default;
+};
+
+struct StepPlan {
+  StepId id;
+  WorkerId worker;
+  ModelId model;
+  std::vector<BlockCopy> copies;   // before everything else
+  std::vector<EncodeItem> encodes; // before the trunk; trunk items of the same step may read their slots
+  std::vector<TrunkItem> trunk;
+  StepShape shape;
+  Micros predicted_p50{0};
+  Micros predicted_p99{0};
+};
+
+struct SampledToken {
+  RequestId request;
+  uint32_t sample = 0;
+  uint32_t index = 0;
+  int32_t token = 0;  // kInvalidSample (-1): the logits held NaN or Inf
+};
+
+struct StepResult {
+  StepId id;
+  absl::Status status;  // not OK: the whole step failed
+  TimePoint started{};
+  TimePoint finished{};
+  std::vector<SampledToken> tokens;
+};
+
+}  // namespace saccade
