@@ -12,6 +12,7 @@
 
 #include "base/logging.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 
 namespace saccade {
@@ -59,8 +60,6 @@ struct BackendConfig {
   IsaLevel isa = IsaLevel::kAuto;
   bool guarded = false;  // ref only: device memory unreadable from the host (a test mode, slow)
 };
-
-enum class OnLate : uint8_t { kReject, kRunLate };
 
 struct ClassConfig {
   std::string name;

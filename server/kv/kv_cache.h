@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 #include "kv/timeline.h"
 
@@ -26,11 +27,6 @@ struct KvCacheOptions {
   uint32_t block_tokens = 16;
   std::array<PartitionQuota, kModalities> partitions{};
 };
-
-enum class EvictionReason : uint8_t { kOwnPartition, kOtherPartition, kFlush };
-inline constexpr size_t kEvictionReasons = 3;
-inline constexpr std::array<std::string_view, kEvictionReasons> kEvictionReasonNames = {"own_partition",
-                                                                                       "other_partition", "flush"};
 
 struct PartitionStats {
   uint32_t held = 0;    // blocks named by an open sequence

@@ -20,17 +20,10 @@
 
 #include "base/ids.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 
 namespace saccade {
-
-// Why a cached K/V block lost its content.
-enum class EvictionReason : uint8_t {
-  kPoolFull,      // another partition or sequence needed the block
-  kPartitionCap,  // its own partition reached its cap
-  kCleared,       // the cache was emptied on request or at shutdown
-};
-inline constexpr size_t kEvictionReasons = 3;
 
 // What a model step worked on.
 enum class StepKind : uint8_t { kEncode, kPrefill, kDecode, kMixed };

@@ -4,10 +4,9 @@
 
 #include "base/clock.h"
 #include "base/modality.h"
+#include "base/policy.h"
 
 namespace saccade {
-
-enum class OnLate : uint8_t { kReject, kRunLate };
 
 // A latency class is configuration. Tier 0 is the top: within it the earliest deadline goes first; below it classes get
 // shares, deadlines first inside each.

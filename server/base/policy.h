@@ -1,0 +1,23 @@
+#pragma once
+// Small enums that several rooms name: configuration, scheduler, cache and metrics.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace saccade {
+
+// What becomes of work predicted to miss its deadline.
+enum class OnLate : uint8_t { kReject, kRunLate };
+
+// Why a cached K/V block lost its content.
+enum class EvictionReason : uint8_t {
+  kOwnPartition,    // its own partition needed the block
+  kOtherPartition,  // another partition did
+  kFlush,           // the cache was emptied on request
+};
+inline constexpr size_t kEvictionReasons = 3;
+inline constexpr std::array<std::string_view, kEvictionReasons> kEvictionReasonNames = {
+    "own_partition", "other_partition", "flush"};
+
+}  // namespace saccade
