@@ -1,0 +1,46 @@
+#pragma once
+// Encoded camera frames to RGB8. The content is sniffed, labels are never trusted. One documented
+// setting on every path:
+//   JPEG  libjpeg-turbo, accurate integer IDCT, smoothed ("fancy") chroma upsampling: bit-equal to
+//   Pillow's decoder.
+//         Grayscale is replicated. CMYK and YCCK are refused. Any libjpeg warning (truncated or
+//         damaged data) is an error.
+//   PNG   libpng without gamma or colour management. Palette, 1/2/4-bit and gray are expanded;
+//   16-bit samples become
+//         (v + 128) / 257; alpha (tRNS too) is composited on black. Wrong checksums are errors.
+//   EXIF  orientation 1..8 of JPEG APP1 and PNG eXIf is applied; a malformed EXIF block counts as
+//   orientation 1.
+// Bytes after the end of the image are ignored. Thread-safe, no state.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+
+namespace saccade {
+
+struct Rgb8Image {
+  uint32_t width = 0;        // pixels
+  uint32_t height = 0;       // pixels
+  std::vector<uint8_t> rgb;  // [height, width, 3], row-major, no padding
+};
+
+// Read from the header, before a pixel is decoded. Width and height are those of the file, before
+// EXIF is applied.
+struct ImageLimits {
+  size_t max_bytes = 16 << 20;       // of the encoded image
+  uint32_t max_width = 8192;         // pixels
+  uint32_t max_height = 8192;        // pixels
+  uint64_t max_pixels = 1ULL << 24;  // width * height
+};
+
+// INVALID_ARGUMENT (field "image") for anything that is not a complete, supported image within the
+// limits.
+absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const ImageLimits& limits);
+
+// A raw RGB8 frame: positive dimensions within the limits and exactly width * height * 3 bytes,
+// computed without overflow. INVALID_ARGUMENT names the field ("width", "height", "data").
+absl::Status CheckRawRgb8(int64_t width, int64_t height, size_t bytes, const ImageLimits& limits);
+
+}  // namespace saccade

@@ -1,0 +1,59 @@
+#pragma once
+// Text to token ids, equal to the reference. Two formats, one interface:
+//   tokenizer.json   Hugging Face `tokenizers` BPE (tokenizer_json.cc): normalizers Sequence,
+//   Prepend and Replace of a
+//                    string; pre-tokenizers Metaspace and Split of a string; byte fallback; added
+//                    tokens; TemplateProcessing. Anything else in the file is UNIMPLEMENTED naming
+//                    the part.
+//   tokenizer.model  SentencePiece BPE (tokenizer_spm.cc), used when the folder has no
+//   tokenizer.json.
+// Immutable after Load; any thread may encode. Time is O(n log n) in the length of the text.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace saccade {
+
+struct EncodeOptions {
+  // Add what the tokenizer's template adds around a text (Llama: BOS in front).
+  bool add_special_tokens = true;
+  // true, as the reference does for prompts: the text of a special token ("<s>") inside `text`
+  // becomes that token. false: it is plain text, so words of a client can never turn into control
+  // tokens. Added tokens that are not special (Gemma's newline runs) are matched either way. The
+  // default is the reference's; who builds a prompt decides.
+  bool allow_special = true;
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // From a model folder. NOT_FOUND: neither file exists. INVALID_ARGUMENT: malformed.
+  // UNIMPLEMENTED: a part is not supported.
+  static absl::StatusOr<std::unique_ptr<const Tokenizer>> Load(const std::string& dir);
+  // From the text of a tokenizer.json.
+  static absl::StatusOr<std::unique_ptr<const Tokenizer>> FromJson(std::string_view text);
+
+  // INVALID_ARGUMENT: `text` is not UTF-8. The caller bounds its length.
+  virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
+                                                      const EncodeOptions& options) const = 0;
+  virtual std::optional<int32_t> TokenToId(std::string_view token) const = 0;
+  virtual std::optional<std::string_view> IdToToken(int32_t id) const = 0;
+  // Largest id + 1, added tokens included.
+  virtual int32_t vocab_size() const = 0;
+
+  // Id of the bare word mark U+2581, the token OpenVLA expects before its actions; NOT_FOUND when
+  // there is none.
+  absl::StatusOr<int32_t> EmptyTokenId() const;
+};
+
+// True for well-formed UTF-8 (no overlong forms, no surrogates, at most U+10FFFF).
+bool IsValidUtf8(std::string_view text);
+
+}  // namespace saccade
