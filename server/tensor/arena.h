@@ -1,5 +1,6 @@
 #pragma once
-// Arena: bump allocation of device scratch inside one buffer made at start-up. One worker owns it and resets it per step.
+// Arena: bump allocation of device scratch inside one buffer made at start-up. One worker owns it
+// and resets it per step.
 #include <cstddef>
 #include <initializer_list>
 
@@ -16,7 +17,9 @@ class Arena {
   void Reset() { used_ = 0; }
   size_t used() const { return used_; }
   size_t Mark() const { return used_; }
-  void Release(size_t mark) { used_ = mark; }  // everything allocated after Mark() may be reused, in stream order
+  void Release(size_t mark) {
+    used_ = mark;
+  }  // everything allocated after Mark() may be reused, in stream order
 
  private:
   Buffer* buffer_;

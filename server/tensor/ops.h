@@ -1,13 +1,16 @@
 #pragma once
-// Ops: the ~15 coarse operations every backend implements. A call enqueues work on a Stream and returns; it reads its
-// arguments (shapes, scalars, views) at once and the bytes behind the views later, in stream order. All data, including
-// index arrays, is device memory (MemKind::kDevice); scalars are host values. A shape or dtype that does not fit is
-// INVALID_ARGUMENT and nothing is enqueued.
+// Ops: the ~15 coarse operations every backend implements. A call enqueues work on a Stream and
+// returns; it reads its arguments (shapes, scalars, views) at once and the bytes behind the views
+// later, in stream order. All data, including index arrays, is device memory (MemKind::kDevice);
+// scalars are host values. A shape or dtype that does not fit is INVALID_ARGUMENT and nothing is
+// enqueued.
 //
-// Numerics: every op is batch-invariant. A row of an output depends on its own inputs alone: neither its bits nor its
-// order of accumulation depend on the number of rows, on the row's position, on chunking or on threads.
+// Numerics: every op is batch-invariant. A row of an output depends on its own inputs alone:
+// neither its bits nor its order of accumulation depend on the number of rows, on the row's
+// position, on chunking or on threads.
 //
-// "Compute dtype" T below is the model's precision, F32 or BF16; residual streams and statistics are always F32.
+// "Compute dtype" T below is the model's precision, F32 or BF16; residual streams and statistics
+// are always F32.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -39,10 +42,13 @@ struct KvGeometry {
   uint32_t head_dim = 0;
   uint32_t block_tokens = 16;  // an even number; backends may require 16
   DType dtype = DType::kF32;   // of the stored K and V: F32 or BF16
-  size_t BytesPerToken() const { return size_t{2} * layers * kv_heads * head_dim * DTypeSize(dtype); }
+  size_t BytesPerToken() const {
+    return size_t{2} * layers * kv_heads * head_dim * DTypeSize(dtype);
+  }
 };
 
-// The bytes of a pool of blocks on one device, in the backend's own layout. All metadata lives in kv/.
+// The bytes of a pool of blocks on one device, in the backend's own layout. All metadata lives in
+// kv/.
 class KvStorage {
  public:
   virtual ~KvStorage() = default;
@@ -50,44 +56,47 @@ class KvStorage {
   virtual uint32_t num_blocks() const = 0;
 };
 
-// Which rows belong to which sequence, and where their K/V is. All views are I32 device arrays. Sequence s owns query rows
-// [row_begin[s], row_begin[s+1]) and pages [page_begin[s], page_begin[s+1]) of the page table. Page p is block pages[p]; it
-// holds page_len[p] tokens (<= block_tokens, may be part-full anywhere), at positions page_pos[p] + 0, 1, 2, ...
+// Which rows belong to which sequence, and where their K/V is. All views are I32 device arrays.
+// Sequence s owns query rows [row_begin[s], row_begin[s+1]) and pages [page_begin[s],
+// page_begin[s+1]) of the page table. Page p is block pages[p]; it holds page_len[p] tokens (<=
+// block_tokens, may be part-full anywhere), at positions page_pos[p] + 0, 1, 2, ...
 struct PagedBatch {
-  int32_t num_seqs = 0;    // S
-  int32_t num_rows = 0;    // M, query rows of all sequences
-  int32_t num_pages = 0;   // P, page-table entries of all sequences
-  int32_t max_pages = 0;   // of one sequence
-  TensorView row_begin;    // [S + 1]
-  TensorView page_begin;   // [S + 1]
-  TensorView pages;        // [P]
-  TensorView page_len;     // [P]
-  TensorView page_pos;     // [P]
-  TensorView row_pos;      // [M] position of each query row; also its RoPE position
-  TensorView row_slot;     // [M] where the row's K/V is appended: block * block_tokens + offset in block
+  int32_t num_seqs = 0;   // S
+  int32_t num_rows = 0;   // M, query rows of all sequences
+  int32_t num_pages = 0;  // P, page-table entries of all sequences
+  int32_t max_pages = 0;  // of one sequence
+  TensorView row_begin;   // [S + 1]
+  TensorView page_begin;  // [S + 1]
+  TensorView pages;       // [P]
+  TensorView page_len;    // [P]
+  TensorView page_pos;    // [P]
+  TensorView row_pos;     // [M] position of each query row; also its RoPE position
+  TensorView
+      row_slot;  // [M] where the row's K/V is appended: block * block_tokens + offset in block
 };
 
 // y[M,N] = act(x[M,K] · W^T + bias[N]) * scale[N] + residual[M,N]; absent parts are skipped.
 struct LinearArgs {
   const PackedWeight* weight = nullptr;
-  TensorView x;                          // [M, K] T or F32 (rounded to T on the way in)
-  TensorView y;                          // [M, N] F32 or T; rows may be strided
-  std::optional<TensorView> bias;        // [N] F32
+  TensorView x;                    // [M, K] T or F32 (rounded to T on the way in)
+  TensorView y;                    // [M, N] F32 or T; rows may be strided
+  std::optional<TensorView> bias;  // [N] F32
   Activation activation = Activation::kNone;
-  std::optional<TensorView> scale;       // [N] F32 (LayerScale)
-  std::optional<TensorView> residual;    // [M, N] F32, may be y itself
+  std::optional<TensorView> scale;     // [N] F32 (LayerScale)
+  std::optional<TensorView> residual;  // [M, N] F32, may be y itself
 };
 
 // y[M,I] = silu(x · Wgate^T) * (x · Wup^T), weight packed by Backend::PackGated.
 struct GatedLinearArgs {
-  const PackedWeight* weight = nullptr;  // logical [2 * I, K]
-  TensorView x;                          // [M, K] T
-  TensorView y;                          // [M, I] T
+  const PackedWeight* weight = nullptr;       // logical [2 * I, K]
+  TensorView x;                               // [M, K] T
+  TensorView y;                               // [M, I] T
   Activation activation = Activation::kSilu;  // kSilu or kGeluTanh
 };
 
-// Fused projection: q = rope(x · Wq^T), and k = rope(x · Wk^T), v = x · Wv^T appended to the pages at row_slot.
-// RoPE is half-split (rotate_half): element i pairs with i + D/2, angle = pos * theta^(-2i/D), angles in F32.
+// Fused projection: q = rope(x · Wq^T), and k = rope(x · Wk^T), v = x · Wv^T appended to the pages
+// at row_slot. RoPE is half-split (rotate_half): element i pairs with i + D/2, angle = pos *
+// theta^(-2i/D), angles in F32.
 struct QkvRopeAppendArgs {
   const PackedWeight* weight = nullptr;  // logical [(Hq + 2 * Hkv) * D, K], rows q then k then v
   TensorView x;                          // [M, K] T
@@ -99,31 +108,34 @@ struct QkvRopeAppendArgs {
   PagedBatch batch;
 };
 
-// Causal attention over the page table: row i sees every cached token of its sequence whose position <= row_pos[i].
-// Scores and softmax in F32, online over fixed tiles of the page table.
+// Causal attention over the page table: row i sees every cached token of its sequence whose
+// position <= row_pos[i]. Scores and softmax in F32, online over fixed tiles of the page table.
 struct PagedAttentionArgs {
-  TensorView q;                          // [M, Hq * D] T
-  TensorView out;                        // [M, Hq * D] T
+  TensorView q;    // [M, Hq * D] T
+  TensorView out;  // [M, Hq * D] T
   const KvStorage* kv = nullptr;
   uint32_t layer = 0;
   uint32_t q_heads = 0;
-  float scale = 0;                       // usually head_dim^-0.5
+  float scale = 0;  // usually head_dim^-0.5
   PagedBatch batch;
 };
 
-// Dense bidirectional attention of a vision tower: groups of `group_rows` consecutive rows attend to each other only.
+// Dense bidirectional attention of a vision tower: groups of `group_rows` consecutive rows attend
+// to each other only.
 struct DenseAttentionArgs {
-  TensorView qkv;                        // [G * group_rows, 3 * H * D] T: q, then k, then v, heads inside each
-  TensorView out;                        // [G * group_rows, H * D] T
+  TensorView qkv;  // [G * group_rows, 3 * H * D] T: q, then k, then v, heads inside each
+  TensorView out;  // [G * group_rows, H * D] T
   uint32_t group_rows = 0;
   uint32_t heads = 0;
   float scale = 0;
 };
 
-// Sampling of one row of logits. temperature 0 is greedy: the lowest index among the largest logits.
+// Sampling of one row of logits. temperature 0 is greedy: the lowest index among the largest
+// logits.
 struct SampleArgs {
-  TensorView logits;       // [R, V] F32
-  TensorView source_row;   // [N] I32: row of `logits` that sample n reads (N samples may read one row)
+  TensorView logits;  // [R, V] F32
+  TensorView
+      source_row;  // [N] I32: row of `logits` that sample n reads (N samples may read one row)
   TensorView temperature;  // [N] F32, >= 0
   TensorView seed;         // [N] I64: one random draw is a pure function of (seed, draw)
   TensorView draw;         // [N] I32: index of the draw in its sequence
@@ -141,28 +153,35 @@ class Ops {
   virtual absl::Status PagedAttention(Stream&, const PagedAttentionArgs&) const = 0;
   virtual absl::Status DenseAttention(Stream&, const DenseAttentionArgs&) const = 0;
   // y = x * rsqrt(mean(x^2) + eps) * gamma. x [M,N] F32, gamma [N] F32, y [M,N] T or F32.
-  virtual absl::Status RmsNorm(Stream&, TensorView x, TensorView gamma, TensorView y, float eps) const = 0;
+  virtual absl::Status RmsNorm(Stream&, TensorView x, TensorView gamma, TensorView y,
+                               float eps) const = 0;
   // y = (x - mean) * rsqrt(var + eps) * gamma + beta, population variance. Shapes as RmsNorm.
-  virtual absl::Status LayerNorm(Stream&, TensorView x, TensorView gamma, TensorView beta, TensorView y,
-                                 float eps) const = 0;
-  // out[m,:] = table[ids[index[m]],:]. table [V,N] F32 or BF16, ids [*] I32, index [M] I32, out [M,N] F32. An index < 0
-  // leaves row m untouched. An id outside [0, V) gives a row of NaN (its request then fails by kInvalidSample; nothing
-  // else is disturbed).
-  virtual absl::Status Embed(Stream&, TensorView table, TensorView ids, TensorView index, TensorView out) const = 0;
+  virtual absl::Status LayerNorm(Stream&, TensorView x, TensorView gamma, TensorView beta,
+                                 TensorView y, float eps) const = 0;
+  // out[m,:] = table[ids[index[m]],:]. table [V,N] F32 or BF16, ids [*] I32, index [M] I32, out
+  // [M,N] F32. An index < 0 leaves row m untouched. An id outside [0, V) gives a row of NaN (its
+  // request then fails by kInvalidSample; nothing else is disturbed).
+  virtual absl::Status Embed(Stream&, TensorView table, TensorView ids, TensorView index,
+                             TensorView out) const = 0;
   // out[m,:] = in[index[m],:] for rank-2 F32; an index < 0 leaves row m untouched.
-  virtual absl::Status GatherRows(Stream&, TensorView in, TensorView index, TensorView out) const = 0;
-  // Frames to normalised patches: out[g*P + p, c*ps*ps + y*ps + x] = (rgb/255 - mean[c]) / std[c], patches row-major.
-  // rgb [G, H, W, 3] U8; out [G * (H/ps) * (W/ps), 3*ps*ps] F32 or T. Division and subtraction each rounded to F32.
-  virtual absl::Status Patchify(Stream&, TensorView rgb, uint32_t patch_size, std::span<const float, 3> mean,
-                                std::span<const float, 3> std, TensorView out) const = 0;
-  // dst = src with conversion between F32 and BF16 (round to nearest even); rank-2, rows may be strided.
+  virtual absl::Status GatherRows(Stream&, TensorView in, TensorView index,
+                                  TensorView out) const = 0;
+  // Frames to normalised patches: out[g*P + p, c*ps*ps + y*ps + x] = (rgb/255 - mean[c]) / std[c],
+  // patches row-major. rgb [G, H, W, 3] U8; out [G * (H/ps) * (W/ps), 3*ps*ps] F32 or T. Division
+  // and subtraction each rounded to F32.
+  virtual absl::Status Patchify(Stream&, TensorView rgb, uint32_t patch_size,
+                                std::span<const float, 3> mean, std::span<const float, 3> std,
+                                TensorView out) const = 0;
+  // dst = src with conversion between F32 and BF16 (round to nearest even); rank-2, rows may be
+  // strided.
   virtual absl::Status Convert(Stream&, TensorView src, TensorView dst) const = 0;
   virtual absl::Status Sample(Stream&, const SampleArgs&) const = 0;
   // Copies whole blocks of every layer. pairs [C, 2] I32: source block, destination block.
   virtual absl::Status CopyBlocks(Stream&, KvStorage&, TensorView pairs, int32_t count) const = 0;
-  // Reads one sequence's cache densely, for inspection: k and v [tokens, kv_heads * head_dim] F32, in page order.
-  virtual absl::Status ReadKv(Stream&, const KvStorage&, uint32_t layer, const PagedBatch&, TensorView k,
-                              TensorView v) const = 0;
+  // Reads one sequence's cache densely, for inspection: k and v [tokens, kv_heads * head_dim] F32,
+  // in page order.
+  virtual absl::Status ReadKv(Stream&, const KvStorage&, uint32_t layer, const PagedBatch&,
+                              TensorView k, TensorView v) const = 0;
 };
 
 }  // namespace saccade

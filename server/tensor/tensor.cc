@@ -1,7 +1,7 @@
 #include "tensor/tensor.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/strings.h"
 
 namespace saccade {
 
@@ -42,7 +42,8 @@ std::string_view DTypeName(DType dtype) {
   return "?";
 }
 
-TensorView TensorView::Dense(void* data, DType dtype, MemKind mem, std::initializer_list<int64_t> dims) {
+TensorView TensorView::Dense(void* data, DType dtype, MemKind mem,
+                             std::initializer_list<int64_t> dims) {
   assert(dims.size() <= kMaxRank);
   TensorView v;
   v.data = static_cast<std::byte*>(data);
@@ -97,8 +98,8 @@ TensorView TensorView::Reshape(std::initializer_list<int64_t> new_dims) const {
 
 std::string TensorView::DebugString() const {
   constexpr std::array<std::string_view, 3> kMemNames = {"host", "pinned", "device"};
-  return absl::StrCat(DTypeName(dtype), "[", absl::StrJoin(dims.begin(), dims.begin() + rank, ", "), "] ",
-                      kMemNames[static_cast<size_t>(mem)]);
+  return StrCat(DTypeName(dtype), "[", absl::StrJoin(dims.begin(), dims.begin() + rank, ", "), "] ",
+                kMemNames[static_cast<size_t>(mem)]);
 }
 
 }  // namespace saccade

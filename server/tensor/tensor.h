@@ -1,6 +1,7 @@
 #pragma once
-// TensorView: shape, strides and where the bytes are. It owns nothing. A view of device memory may be made and sliced
-// anywhere, but `data` may be dereferenced only by the backend that owns the memory.
+// TensorView: shape, strides and where the bytes are. It owns nothing. A view of device memory may
+// be made and sliced anywhere, but `data` may be dereferenced only by the backend that owns the
+// memory.
 #include <array>
 #include <cassert>
 #include <cstddef>
@@ -30,11 +31,14 @@ struct TensorView {
   std::array<int64_t, kMaxRank> dims{};
   std::array<int64_t, kMaxRank> strides{};  // in elements; the last is always 1
 
-  static TensorView Dense(void* data, DType dtype, MemKind mem, std::initializer_list<int64_t> dims);
+  static TensorView Dense(void* data, DType dtype, MemKind mem,
+                          std::initializer_list<int64_t> dims);
 
   int64_t dim(int i) const { return dims[static_cast<size_t>(i)]; }
   int64_t numel() const;
-  size_t bytes() const { return static_cast<size_t>(numel()) * DTypeSize(dtype); }  // of a dense view
+  size_t bytes() const {
+    return static_cast<size_t>(numel()) * DTypeSize(dtype);
+  }  // of a dense view
   bool dense() const;
   // Rows [begin, end) of the first dimension.
   TensorView Rows(int64_t begin, int64_t end) const;
