@@ -1,0 +1,316 @@
+#include "engine/device_model.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace saccade {
+namespace {
+
+// Lays index arrays one after another into pinned memory, and gives their device views.
+class MetaWriter {
+ public:
+  MetaWriter(Buffer& host, Buffer& device, size_t capacity_words)
+      : host_(&host), device_(&device), capacity_(capacity_words) {}
+
+  // Room for `count` words; nullptr when the staging is too small, which a plan within its limits never is.
+  int32_t* Reserve(size_t count, TensorView& view) {
+    const size_t padded = (count + 15) / 16 * 16;  // keeps every array 64-byte aligned
+    if (used_ + padded > capacity_) return nullptr;
+    auto* words = reinterpret_cast<int32_t*>(host_->data()) + used_;
+    view = device_->View(DType::kI32, {static_cast<int64_t>(count)}, used_ * sizeof(int32_t));
+    used_ += padded;
+    return words;
+  }
+  bool Add(const std::vector<int32_t>& values, TensorView& view) {
+    int32_t* words = Reserve(values.size(), view);
+    if (words == nullptr) return false;
+    std::copy(values.begin(), values.end(), words);
+    return true;
+  }
+  absl::Status Upload(Stream& stream) const {
+    if (used_ == 0) return absl::OkStatus();
+    const auto count = static_cast<int64_t>(used_);
+    return stream.Copy(device_->View(DType::kI32, {count}), host_->View(DType::kI32, {count}));
+  }
+
+ private:
+  Buffer* host_;
+  Buffer* device_;
+  size_t capacity_;
+  size_t used_ = 0;
+};
+
+absl::Status PlanTooLarge(std::string_view what) {
+  return absl::InternalError(absl::StrCat("a step plan passes the worker's limit of ", what));
+}
+
+// One tapped request alone in a step gets its taps; a mixed step has none.
+TapSink* TapOf(const StepPlan& plan) {
+  TapSink* tap = nullptr;
+  RequestId request;
+  for (const EncodeItem& item : plan.encodes) {
+    if (item.tap == nullptr) return nullptr;
+    tap = item.tap.get();
+    request = item.request;
+  }
+  for (const TrunkItem& item : plan.trunk) {
+    if (item.tap == nullptr || (tap != nullptr && item.request != request)) return nullptr;
+    tap = item.tap.get();
+    request = item.request;
+  }
+  return tap;
+}
+
+}  // namespace
+
+DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options)
+    : backend_(backend),
+      stream_(stream),
+      model_(model),
+      options_(options),
+      token_columns_(model.spec().max_action_tokens) {}
+
+absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream, const Model& model,
+                                                                 const DeviceModelOptions& options) {
+  if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 || options.max_logit_rows == 0 ||
+      options.sequence_slots == 0 || options.embedding_slots == 0) {
+    return absl::InvalidArgumentError("a device model needs at least one block, row, frame, logit row and slot");
+  }
+  auto device_model = std::unique_ptr<DeviceModel>(new DeviceModel(backend, stream, model, options));
+  RETURN_IF_ERROR(device_model->Allocate());
+  return device_model;
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> DeviceModel::NewBuffer(size_t bytes, MemKind kind) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer, backend_.Allocate(bytes, kind));
+  if (kind == MemKind::kDevice) device_bytes_ += bytes;
+  return buffer;
+}
+
+absl::Status DeviceModel::Allocate() {
+  const ModelSpec& spec = model_.spec();
+  ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
+  device_bytes_ += size_t{options_.num_blocks} * spec.kv.block_tokens * spec.kv.BytesPerToken();
+  ASSIGN_OR_RETURN(embeddings_, NewBuffer(size_t{options_.embedding_slots} * spec.vision_tokens * spec.hidden * sizeof(float),
+                                          MemKind::kDevice));
+  const size_t sampled = size_t{options_.sequence_slots} * token_columns_;
+  ASSIGN_OR_RETURN(tokens_, NewBuffer((sampled + options_.max_rows) * sizeof(int32_t), MemKind::kDevice));
+  ASSIGN_OR_RETURN(sampled_host_, NewBuffer(sampled * sizeof(int32_t), MemKind::kPinned));
+  ASSIGN_OR_RETURN(arena_buffer_,
+                   NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows),
+                             MemKind::kDevice));
+  uint32_t frame_bytes = 0;
+  for (const CameraSpec& camera : spec.cameras) frame_bytes = std::max(frame_bytes, camera.width * camera.height * 3);
+  ASSIGN_OR_RETURN(rgb_, NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kDevice));
+  ASSIGN_OR_RETURN(rgb_host_, NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kPinned));
+
+  // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
+  const size_t max_seqs = options_.max_rows;
+  const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
+  meta_words_ = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options_.max_rows} + 16) +
+                8 * (size_t{options_.max_logit_rows} + 16) + 2 * (size_t{options_.num_blocks} + 16);
+  ASSIGN_OR_RETURN(meta_, NewBuffer(meta_words_ * sizeof(int32_t), MemKind::kDevice));
+  ASSIGN_OR_RETURN(meta_host_, NewBuffer(meta_words_ * sizeof(int32_t), MemKind::kPinned));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceModel::Run(const StepPlan& plan, std::vector<SampledToken>& tokens) {
+  Arena arena(*arena_buffer_);
+  ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
+  absl::Status status = RunEncodes(ctx, plan);
+  if (status.ok()) {
+    arena.Reset();  // in stream order: the trunk may reuse what the encodes wrote to scratch
+    status = RunTrunk(ctx, plan, tokens);
+  }
+  // Also after an error: staging and scratch must be quiet before the next step uses them.
+  const absl::Status finished = stream_.Synchronize();
+  if (status.ok()) status = finished;
+  if (!status.ok()) {
+    tokens.clear();
+    return status;
+  }
+  const auto* sampled = reinterpret_cast<const int32_t*>(sampled_host_->data());
+  size_t next = 0;
+  for (const TrunkItem& item : plan.trunk) {
+    for (const SampleTarget& target : item.samples) {
+      const size_t flat = static_cast<size_t>(target.slot.value()) * token_columns_ + target.index;
+      tokens[next++].token = sampled[flat];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
+  if (plan.encodes.size() > options_.max_frames) return PlanTooLarge("frames");
+  const ModelSpec& spec = model_.spec();
+  // Frames of one camera are one batch: they share a size.
+  size_t staged_bytes = 0;
+  for (uint32_t camera = 0; camera < spec.cameras.size(); ++camera) {
+    const CameraSpec& shape = spec.cameras[camera];
+    const size_t frame_bytes = size_t{shape.width} * shape.height * 3;
+    const size_t begin = staged_bytes;
+    std::vector<TensorView> out;
+    for (const EncodeItem& item : plan.encodes) {
+      if (item.camera != camera) continue;
+      if (item.frame == nullptr || item.frame->rgb.size() != frame_bytes ||
+          static_cast<uint32_t>(item.slot.value()) >= options_.embedding_slots) {
+        return absl::InternalError("an encode item does not fit its model");
+      }
+      std::memcpy(rgb_host_->data() + staged_bytes, item.frame->rgb.data(), frame_bytes);
+      staged_bytes += frame_bytes;
+      out.push_back(embeddings_->View(DType::kF32, {spec.vision_tokens, spec.hidden},
+                                      static_cast<size_t>(item.slot.value()) * spec.vision_tokens * spec.hidden *
+                                          sizeof(float)));
+    }
+    if (out.empty()) continue;
+    const auto frames = static_cast<int64_t>(out.size());
+    EncodeBatch batch;
+    batch.rgb = rgb_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin);
+    batch.out = out;
+    RETURN_IF_ERROR(
+        stream_.Copy(batch.rgb, rgb_host_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin)));
+    RETURN_IF_ERROR(model_.Encode(ctx, batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples) {
+  const ModelSpec& spec = model_.spec();
+  const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
+  const auto text_base = static_cast<int32_t>(options_.sequence_slots * token_columns_);
+  std::vector<int32_t> row_begin{0}, page_begin{0}, pages, page_len, page_pos, row_pos, row_slot, token_index,
+      embedding_index, text, logit_rows, source_row, draw, dest, copies;
+  std::vector<float> temperature;
+  std::vector<int64_t> seed;
+  int32_t max_pages = 0;
+  for (const TrunkItem& item : plan.trunk) {
+    const Timeline& timeline = *item.timeline;
+    for (const PageRef& page : item.pages) {
+      pages.push_back(page.block.value());
+      page_len.push_back(page.len);
+      page_pos.push_back(static_cast<int32_t>(page.position));
+    }
+    max_pages = std::max(max_pages, static_cast<int32_t>(item.pages.size()));
+    page_begin.push_back(static_cast<int32_t>(pages.size()));
+
+    size_t page = 0;
+    size_t segment = 0;
+    for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
+      while (page < item.pages.size() && t >= item.pages[page].position + item.pages[page].len) ++page;
+      if (page == item.pages.size()) return absl::InternalError("a row of a step has no page");
+      row_pos.push_back(static_cast<int32_t>(t));
+      row_slot.push_back(item.pages[page].block.value() * block_tokens +
+                         static_cast<int32_t>(t - item.pages[page].position));
+      int32_t token = -1;
+      int32_t embedding = -1;
+      if (t >= timeline.num_tokens()) {
+        token = item.slot.value() * static_cast<int32_t>(token_columns_) +
+                static_cast<int32_t>(t - timeline.num_tokens());
+      } else {
+        while (t >= timeline.segments()[segment].end) ++segment;
+        const Segment& s = timeline.segments()[segment];
+        if (s.modality == Modality::kVision) {
+          if (segment >= item.embeddings.size() || !item.embeddings[segment].valid()) {
+            return absl::InternalError("a vision row of a step has no embedding");
+          }
+          embedding = item.embeddings[segment].value() * static_cast<int32_t>(spec.vision_tokens) +
+                      static_cast<int32_t>(t - s.begin);
+        } else {
+          token = text_base + static_cast<int32_t>(text.size());
+          text.push_back(timeline.tokens()[t]);
+        }
+      }
+      token_index.push_back(token);
+      embedding_index.push_back(embedding);
+    }
+    row_begin.push_back(static_cast<int32_t>(row_pos.size()));
+    if (!item.samples.empty()) {
+      for (const SampleTarget& target : item.samples) {
+        source_row.push_back(static_cast<int32_t>(logit_rows.size()));
+        temperature.push_back(target.temperature);
+        seed.push_back(static_cast<int64_t>(target.seed));
+        draw.push_back(static_cast<int32_t>(target.index));
+        dest.push_back(target.slot.value() * static_cast<int32_t>(token_columns_) +
+                       static_cast<int32_t>(target.index));
+      }
+      logit_rows.push_back(static_cast<int32_t>(row_pos.size()) - 1);
+    }
+  }
+  if (row_pos.size() > options_.max_rows) return PlanTooLarge("rows");
+  if (logit_rows.size() > options_.max_logit_rows || dest.size() > options_.max_logit_rows) {
+    return PlanTooLarge("logit rows");
+  }
+  for (const BlockCopy& copy : plan.copies) {
+    copies.push_back(copy.from.value());
+    copies.push_back(copy.to.value());
+  }
+
+  num_samples = dest.size();
+  MetaWriter writer(*meta_host_, *meta_, meta_words_);
+  TensorView text_view;
+  TensorView copies_view;
+  TensorView seed_words;
+  TensorView temperature_words;
+  bool fits = true;
+  int32_t* seeds = writer.Reserve(2 * seed.size(), seed_words);
+  int32_t* temperatures = writer.Reserve(temperature.size(), temperature_words);
+  fits = seeds != nullptr && temperatures != nullptr;
+  if (fits) {
+    std::memcpy(seeds, seed.data(), seed.size() * sizeof(int64_t));
+    std::memcpy(temperatures, temperature.data(), temperature.size() * sizeof(float));
+  }
+  PagedBatch& paged = batch.paged;
+  fits = fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
+         writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) && writer.Add(page_pos, paged.page_pos) &&
+         writer.Add(row_pos, paged.row_pos) && writer.Add(row_slot, paged.row_slot) &&
+         writer.Add(token_index, batch.token_index) && writer.Add(embedding_index, batch.embedding_index) &&
+         writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
+         writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) && writer.Add(text, text_view) &&
+         writer.Add(copies, copies_view);
+  if (!fits) return PlanTooLarge("page table entries");
+  const auto samples = static_cast<int64_t>(num_samples);
+  batch.sample.seed = TensorView::Dense(seed_words.data, DType::kI64, MemKind::kDevice, {samples});
+  batch.sample.temperature = TensorView::Dense(temperature_words.data, DType::kF32, MemKind::kDevice, {samples});
+  RETURN_IF_ERROR(writer.Upload(stream_));
+
+  const int64_t all_tokens = text_base + static_cast<int64_t>(options_.max_rows);
+  batch.tokens = tokens_->View(DType::kI32, {all_tokens});
+  batch.sample.tokens = batch.tokens;
+  if (!text.empty()) {
+    const auto count = static_cast<int64_t>(text.size());
+    RETURN_IF_ERROR(stream_.Copy(batch.tokens.Rows(text_base, text_base + count), text_view));
+  }
+  if (!plan.copies.empty()) {
+    const auto count = static_cast<int32_t>(plan.copies.size());
+    RETURN_IF_ERROR(backend_.ops().CopyBlocks(stream_, *kv_, copies_view.Reshape({count, 2}), count));
+  }
+  paged.num_seqs = static_cast<int32_t>(plan.trunk.size());
+  paged.num_rows = static_cast<int32_t>(row_pos.size());
+  paged.num_pages = static_cast<int32_t>(pages.size());
+  paged.max_pages = max_pages;
+  batch.kv = kv_.get();
+  batch.embeddings = embeddings_->View(DType::kF32, {int64_t{options_.embedding_slots} * spec.vision_tokens, spec.hidden});
+  batch.num_logit_rows = static_cast<int32_t>(logit_rows.size());
+  return absl::OkStatus();
+}
+
+absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens) {
+  if (plan.trunk.empty() && plan.copies.empty()) return absl::OkStatus();
+  TrunkBatch batch;
+  size_t num_samples = 0;
+  RETURN_IF_ERROR(StageTrunk(plan, batch, num_samples));
+  if (plan.trunk.empty()) return absl::OkStatus();
+  for (const TrunkItem& item : plan.trunk) {
+    for (const SampleTarget& target : item.samples) {
+      tokens.push_back({item.request, target.sample, target.index, kInvalidSample});
+    }
+  }
+  RETURN_IF_ERROR(model_.Forward(ctx, batch));
+  if (num_samples == 0) return absl::OkStatus();
+  const auto sampled = static_cast<int64_t>(options_.sequence_slots) * token_columns_;
+  return stream_.Copy(sampled_host_->View(DType::kI32, {sampled}), batch.tokens.Rows(0, sampled));
+}
+
+}  // namespace saccade
