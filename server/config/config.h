@@ -18,17 +18,15 @@
 namespace saccade {
 
 struct ServerConfig {
-  std::string listen =
-      "127.0.0.1:50051";  // host:port of the gRPC API; loopback unless told otherwise
+  std::string listen = "127.0.0.1:50051";         // host:port of the gRPC API
   std::string metrics_listen = "127.0.0.1:9090";  // host:port of GET /metrics; empty: not served
-  double drain_s = 10;  // SIGTERM: longest time for admitted work to finish
-  uint64_t max_message_bytes =
-      20'971'520;               // one gRPC message; three raw 1920x1080 frames are 18,662,400
-  uint32_t max_sessions = 256;  // open Session streams
-  uint32_t max_streams_per_connection = 256;  // concurrent calls of one HTTP/2 connection
+  double drain_s = 10;                            // after SIGTERM, longest time for admitted work
+  uint64_t max_message_bytes = 20'971'520;        // three raw 1920x1080 frames are 18,662,400
+  uint32_t max_sessions = 256;                    // open Session streams
+  uint32_t max_streams_per_connection = 256;      // concurrent calls of one HTTP/2 connection
   double keepalive_s = 20;          // the server pings a peer that has been silent this long
   double keepalive_timeout_s = 10;  // and closes the connection when no answer came in this time
-  double min_ping_interval_s = 5;  // clients' own pings at least this far apart are always accepted
+  double min_ping_interval_s = 5;   // clients' own pings at least this far apart are accepted
   LogOptions log;
 };
 
@@ -38,14 +36,13 @@ struct LimitsConfig {
   uint64_t max_pixels = 16'777'216;      // width x height, checked from the header before decoding
   uint32_t max_instruction_bytes = 4'096;  // UTF-8
   uint32_t max_instruction_tokens = 1'024;
-  uint32_t max_state_values = 256;  // one state vector, and one executed action
-  double acts_per_s = 200;          // act requests of one session, sustained
-  double frames_per_s = 480;        // frames of one session over all its cameras, sustained
-  uint32_t acts_in_flight = 16;     // unanswered act requests of one session
-  double session_idle_s = 300;      // a session without any message for this long is closed
-  uint32_t max_samples = 16;        // samples of one act request
-  uint32_t outbox_messages =
-      1'024;  // unread answers held for one client before its stream is ended
+  uint32_t max_state_values = 256;   // one state vector, and one executed action
+  double acts_per_s = 200;           // act requests of one session, sustained
+  double frames_per_s = 480;         // frames of one session over all its cameras, sustained
+  uint32_t acts_in_flight = 16;      // unanswered act requests of one session
+  double session_idle_s = 300;       // a session without any message for this long is closed
+  uint32_t max_samples = 16;         // samples of one act request
+  uint32_t outbox_messages = 1'024;  // answers left unread by a client before its stream ends
 };
 
 enum class BackendKind : uint8_t { kCpu, kRef };
@@ -103,8 +100,7 @@ struct ActionSpaceConfig {
 
 struct ModelConfig {
   std::string name;
-  std::string
-      path;  // checkpoint folder; absolute, or relative to the working directory, after loading
+  std::string path;                   // checkpoint folder; joined to the file's folder on loading
   std::vector<std::string> backends;  // names; empty: every configured backend
   ComputeType dtype = ComputeType::kF32;
   std::string default_class = "control";
@@ -116,12 +112,11 @@ struct ModelConfig {
 };
 
 struct SchedulerConfig {
-  double step_ceiling_ms =
-      10;  // an arriving urgent request waits for at most one step of this length
+  double step_ceiling_ms = 10;        // an urgent arrival waits for at most one step, this long
   uint32_t max_batch_rows = 1'024;    // token rows of one step over all sequences
   uint32_t max_batch_sequences = 32;  // sequences of one step
-  uint32_t pipeline_depth =
-      2;  // steps handed to a worker: the running one and the revocable next one
+  uint32_t max_batch_frames = 8;      // camera frames encoded in one step
+  uint32_t pipeline_depth = 2;        // steps handed to a worker: the running and the next one
 };
 
 struct Config {
