@@ -128,6 +128,7 @@ class Checkpoint;
 
 struct ModelOptions {
   DType compute = DType::kF32;  // F32 or BF16
+  uint32_t block_tokens = 16;   // of the K/V layout
 };
 
 // One table in families/families.cc; no registration at static initialisation.

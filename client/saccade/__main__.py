@@ -1,0 +1,7 @@
+"""``python -m saccade``."""
+
+import sys
+
+from saccade.cli import main
+
+sys.exit(main())

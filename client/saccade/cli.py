@@ -1,0 +1,205 @@
+"""The command line: predict, stream, models, status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from saccade import Client, errors, types
+from saccade.client import DEFAULT_ADDRESS
+
+_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
+
+
+def format_actions(actions: types.Actions) -> str:
+    """The first sample, one line per step."""
+    names = [d.name for d in actions.space.dimensions] or [
+        f"a{i}" for i in range(actions.space.dim)
+    ]
+    units = [d.unit for d in actions.space.dimensions] or [""] * actions.space.dim
+    lines = []
+    for step, row in enumerate(actions.values):
+        cells = [f"{n} {v:+.4f} {u}".strip() for n, v, u in zip(names, row, units, strict=False)]
+        lines.append(f"  step {step}: " + "   ".join(cells))
+    return "\n".join(lines)
+
+
+def format_summary(actions: types.Actions) -> str:
+    """Latency, deadline and frame of an answer in one line."""
+    t = actions.timings
+    deadline = f"{actions.deadline_s * 1e3:.0f} ms" if actions.deadline_s else "none"
+    verdict = "late" if actions.late else "met"
+    cached = sum(m.cached for m in actions.tokens.values())
+    total = sum(m.total for m in actions.tokens.values())
+    return (
+        f"latency {actions.round_trip_s * 1e3:.1f} ms (server {t.total_s * 1e3:.1f}: queue"
+        f" {t.queue_s * 1e3:.1f}, encode {t.encode_s * 1e3:.1f}, prefill {t.prefill_s * 1e3:.1f},"
+        f" act {t.act_s * 1e3:.1f})  deadline {deadline} {verdict}  cached {cached}/{total} tokens"
+    )
+
+
+def _as_json(actions: types.Actions) -> str:
+    return json.dumps(
+        {
+            "values": [s.values.tolist() for s in actions.samples],
+            "normalized": [s.normalized.tolist() for s in actions.samples],
+            "token_ids": [s.token_ids.tolist() for s in actions.samples],
+            "latency_ms": actions.round_trip_s * 1e3,
+            "server_ms": actions.timings.total_s * 1e3,
+            "deadline_ms": actions.deadline_s * 1e3,
+            "deadline_met": actions.deadline_met,
+            "late": actions.late,
+            "frames": [
+                {"camera": f.camera, "capture_time_ns": f.capture_time_ns, "age_ms": f.age_s * 1e3}
+                for f in actions.frames
+            ],
+        }
+    )
+
+
+def _predict(client: Client, args: argparse.Namespace) -> int:
+    frames: dict[str, str] = {}
+    for spec in args.image:
+        camera, separator, path = spec.rpartition("=")
+        frames[camera if separator else ""] = path
+    actions = client.predict(
+        dict(frames),
+        args.instruction,
+        model=args.model,
+        statistics_key=args.statistics,
+        latency_class=args.latency_class,
+        deadline_s=args.deadline_ms * 1e-3,
+        samples=args.samples,
+        seed=args.seed,
+        temperature=args.temperature,
+    )
+    print(
+        _as_json(actions) if args.json else format_actions(actions) + "\n" + format_summary(actions)
+    )
+    return 0
+
+
+def _stream(client: Client, args: argparse.Namespace) -> int:
+    paths = sorted(p for p in Path(args.frames).iterdir() if p.suffix.lower() in _IMAGE_SUFFIXES)
+    if not paths:
+        print(f"saccade: no .jpg or .png in {args.frames}", file=sys.stderr)
+        return 2
+    answered = failed = 0
+    with client.session(
+        model=args.model,
+        instruction=args.instruction,
+        statistics_key=args.statistics,
+        latency_class=args.latency_class,
+    ) as session:
+        start = time.monotonic()
+        for number in range(len(paths) * args.loops):
+            delay = start + number / args.hz - time.monotonic()
+            if delay > 0:
+                time.sleep(delay)
+            path = paths[number % len(paths)]
+            session.send_frame(path)
+            try:
+                actions = session.act(deadline_s=args.deadline_ms * 1e-3)
+            except errors.RequestFailed as error:
+                failed += 1
+                print(f"{path.name}: {error}")
+                continue
+            answered += 1
+            if args.json:
+                print(_as_json(actions), flush=True)
+            else:
+                frame = actions.frames[0]
+                print(f"{path.name}: {format_summary(actions)}  frame {frame.capture_time_ns} ns")
+                print(format_actions(actions), flush=True)
+    if not args.json:
+        print(f"{answered} answered, {failed} failed")
+    return 0 if failed == 0 else 1
+
+
+def _models(client: Client, args: argparse.Namespace) -> int:
+    for model in client.models():
+        cameras = ", ".join(f"{c.name} {c.width}x{c.height}" for c in model.cameras)
+        print(
+            f"{model.name}: {model.family}, {model.parameters / 1e6:.2f} M parameters,"
+            f" {model.compute_type}"
+        )
+        print(f"  cameras: {cameras}; state values: {model.state_dim}")
+        print(f"  class: {model.default_class}; K/V {model.kv_bytes_per_token} bytes a token")
+        for key, space in model.statistics.items():
+            dims = ", ".join(f"{d.name} [{d.unit}]" for d in space.dimensions) or "unnamed"
+            print(
+                f"  statistics {key}: {space.steps} x {space.dim} actions, {dims},"
+                f" {space.reference}"
+            )
+    return 0
+
+
+def _status(client: Client, args: argparse.Namespace) -> int:
+    status = client.status()
+    state = "draining" if status.draining else "ready" if status.ready else "not ready"
+    print(f"{client.address}: saccade {status.version}, {state}, up {status.uptime_s:.0f} s")
+    print(f"  sessions: {status.sessions}; models: {', '.join(status.models)}")
+    for c in status.classes:
+        deadline = f"{c.deadline_s * 1e3:g} ms" if c.deadline_s else "no deadline"
+        late = "runs late" if c.runs_late else "refuses late work"
+        print(f"  class {c.name}: {deadline}, tier {c.tier}, {late}")
+    return 0 if status.ready else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="saccade", description=__doc__)
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (%(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    request = argparse.ArgumentParser(add_help=False)
+    request.add_argument("--instruction", required=True)
+    request.add_argument("--model", default="", help="default: the only one")
+    request.add_argument("--statistics", default="", help="statistics key; default: the only one")
+    request.add_argument("--latency-class", default="", help="default: the model's")
+    request.add_argument("--deadline-ms", type=float, default=0.0, help="default: the class's")
+    request.add_argument("--json", action="store_true", help="one JSON line per answer")
+
+    predict = commands.add_parser("predict", parents=[request], help="one image, one answer")
+    predict.add_argument(
+        "--image", required=True, action="append", help="file, or camera=file; repeat per camera"
+    )
+    predict.add_argument("--samples", type=int, default=1)
+    predict.add_argument("--seed", type=int, default=0)
+    predict.add_argument("--temperature", type=float, default=0.0)
+    predict.set_defaults(run=_predict)
+
+    stream = commands.add_parser("stream", parents=[request], help="a folder of frames")
+    stream.add_argument("--frames", required=True, help="folder of .jpg or .png, sent by name")
+    stream.add_argument("--hz", type=float, default=10.0)
+    stream.add_argument("--loops", type=int, default=1, help="times through the folder")
+    stream.set_defaults(run=_stream)
+
+    commands.add_parser("models", help="what the server has loaded").set_defaults(run=_models)
+    commands.add_parser("status", help="the server as a whole").set_defaults(run=_status)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; 0 good, 1 the request failed, 2 wrong usage."""
+    args = _parser().parse_args(argv)
+    if getattr(args, "hz", 1.0) <= 0:
+        print("saccade: --hz must be positive", file=sys.stderr)
+        return 2
+    try:
+        with Client(args.address) as client:
+            return int(args.run(client, args))
+    except errors.SaccadeError as error:
+        print(f"saccade: {error}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"saccade: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

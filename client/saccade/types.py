@@ -1,0 +1,251 @@
+"""Plain values that the client gives back. Times are in seconds unless a name says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.v1 import inference_pb2, models_pb2, server_pb2
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A camera of a model."""
+
+    name: str
+    width: int
+    """Pixels the model sees; frames of other sizes are resized by the server."""
+    height: int
+    required: bool
+
+
+@dataclass(frozen=True)
+class ActionDimension:
+    """One value of an action."""
+
+    name: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """Shape and meaning of a chunk of actions."""
+
+    steps: int
+    """Actions of one chunk."""
+    dim: int
+    """Values of one action."""
+    dimensions: tuple[ActionDimension, ...]
+    """Names and units; empty: not stated."""
+    reference: str
+    """``absolute``, ``relative`` or ``unspecified``."""
+    dt_s: float
+    """Seconds between the steps; 0: not stated."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A loaded model and what it expects."""
+
+    name: str
+    family: str
+    cameras: tuple[Camera, ...]
+    statistics: dict[str, ActionSpace]
+    state_dim: int
+    default_class: str
+    vision_tokens: int
+    max_positions: int
+    compute_type: str
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class LatencyClass:
+    """A latency class of the server."""
+
+    name: str
+    deadline_s: float
+    """From a request's arrival; 0: none."""
+    tier: int
+    runs_late: bool
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """The server as a whole."""
+
+    version: str
+    uptime_s: float
+    ready: bool
+    draining: bool
+    sessions: int
+    models: tuple[str, ...]
+    classes: tuple[LatencyClass, ...]
+    max_message_bytes: int
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    """One sampled chunk; arrays are [steps, dim]."""
+
+    values: npt.NDArray[np.float64]
+    """Commands in the robot's units."""
+    normalized: npt.NDArray[np.float32]
+    token_ids: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class FrameUsed:
+    """A frame that an answer was computed from."""
+
+    camera: str
+    capture_time_ns: int
+    """As the client gave it."""
+    age_s: float
+    """When the answer was finished."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the server's time went."""
+
+    queue_s: float
+    encode_s: float
+    prefill_s: float
+    act_s: float
+    total_s: float
+    decode_s: float
+    """Image decoding and resizing, before the request; not part of the total."""
+
+
+@dataclass(frozen=True)
+class ModalityTokens:
+    """Prompt tokens of one modality."""
+
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The answer to one act request."""
+
+    samples: tuple[ActionSample, ...]
+    space: ActionSpace
+    frames: tuple[FrameUsed, ...]
+    timings: Timings
+    tokens: dict[str, ModalityTokens]
+    """By modality: ``vision``, ``text``, ``state``, ``action``."""
+    frames_cached: bool
+    deadline_s: float
+    """The deadline it was judged by; 0: none."""
+    deadline_met: bool
+    late: bool
+    latency_class: str
+    statistics_key: str
+    degradation: tuple[str, ...] = ()
+    round_trip_s: float = field(default=0.0, compare=False)
+    """Measured by the client, request sent to answer received."""
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Commands of the first sample, [steps, dim], in the robot's units."""
+        return self.samples[0].values
+
+
+def action_space(message: models_pb2.ActionSpace) -> ActionSpace:
+    """From the wire."""
+    name = models_pb2.ActionReference.Name(message.reference)
+    return ActionSpace(
+        steps=message.steps,
+        dim=message.dim,
+        dimensions=tuple(ActionDimension(d.name, d.unit) for d in message.dimensions),
+        reference=name.removeprefix("ACTION_REFERENCE_").lower(),
+        dt_s=message.dt_s,
+    )
+
+
+def model_info(message: models_pb2.Model) -> ModelInfo:
+    """From the wire."""
+    return ModelInfo(
+        name=message.name,
+        family=message.family,
+        cameras=tuple(Camera(c.name, c.width, c.height, c.required) for c in message.cameras),
+        statistics={s.key: action_space(s.action_space) for s in message.statistics},
+        state_dim=message.state_dim,
+        default_class=message.default_class,
+        vision_tokens=message.vision_tokens,
+        max_positions=message.max_positions,
+        compute_type=message.compute_type,
+        parameters=message.parameters,
+        weight_bytes=message.weight_bytes,
+        kv_bytes_per_token=message.kv_bytes_per_token,
+        fingerprint=message.fingerprint,
+    )
+
+
+def server_status(message: server_pb2.GetStatusResponse) -> ServerStatus:
+    """From the wire."""
+    return ServerStatus(
+        version=message.version,
+        uptime_s=message.uptime_us * 1e-6,
+        ready=message.ready,
+        draining=message.draining,
+        sessions=message.sessions,
+        models=tuple(message.models),
+        classes=tuple(
+            LatencyClass(c.name, c.deadline_us * 1e-6, c.tier, c.runs_late) for c in message.classes
+        ),
+        max_message_bytes=message.limits.max_message_bytes,
+    )
+
+
+def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
+    """From the wire."""
+    space = action_space(message.action_space)
+    shape = (space.steps, space.dim)
+    t = message.timings
+    return Actions(
+        samples=tuple(
+            ActionSample(
+                values=np.array(s.values, np.float64).reshape(shape),
+                normalized=np.array(s.normalized, np.float32).reshape(shape),
+                token_ids=np.array(s.token_ids, np.int32).reshape(shape),
+            )
+            for s in message.samples
+        ),
+        space=space,
+        frames=tuple(
+            FrameUsed(f.camera, f.capture_time_ns, f.age_us * 1e-6) for f in message.frames
+        ),
+        timings=Timings(
+            queue_s=t.queue_us * 1e-6,
+            encode_s=t.encode_us * 1e-6,
+            prefill_s=t.prefill_us * 1e-6,
+            act_s=t.act_us * 1e-6,
+            total_s=t.total_us * 1e-6,
+            decode_s=t.decode_us * 1e-6,
+        ),
+        tokens={
+            inference_pb2.Modality.Name(m.modality)
+            .removeprefix("MODALITY_")
+            .lower(): ModalityTokens(m.total, m.cached)
+            for m in message.tokens
+        },
+        frames_cached=message.frames_cached,
+        deadline_s=message.deadline_us * 1e-6,
+        deadline_met=message.deadline_met,
+        late=message.late,
+        latency_class=message.latency_class,
+        statistics_key=message.statistics_key,
+        degradation=tuple(
+            inference_pb2.Degradation.Name(d).removeprefix("DEGRADATION_").lower()
+            for d in message.degradation
+        ),
+        round_trip_s=round_trip_s,
+    )
