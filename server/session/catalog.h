@@ -1,0 +1,58 @@
+#pragma once
+// Catalog: what sessions may name: models, their cameras and statistics, latency classes. Immutable
+// while the server runs, read by any thread. Every lookup that fails lists what would have been
+// right.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/timeline.h"
+#include "model/model.h"
+
+namespace saccade {
+
+struct SessionModel {
+  ModelId id;
+  std::string name;
+  const Model* model = nullptr;  // host side only; outlives the catalog
+  ClassId default_class;
+  uint32_t action_steps = 1;  // of a chunk; divides the action_dim of every set of statistics
+  uint32_t max_sessions = 0;  // 0: no limit of its own
+  std::function<TimelineBuilder()> new_timeline;
+};
+
+class Catalog {
+ public:
+  Catalog(std::vector<SessionModel> models, std::vector<std::string> classes)
+      : models_(std::move(models)), classes_(std::move(classes)) {}
+
+  const std::vector<SessionModel>& models() const { return models_; }
+  const std::vector<std::string>& classes() const { return classes_; }  // by ClassId
+
+  // Empty: the only model; INVALID_ARGUMENT when there are several. Unknown: NOT_FOUND. `field` is
+  // what errors name.
+  absl::StatusOr<const SessionModel*> FindModel(std::string_view name,
+                                                std::string_view field) const;
+  // Empty: `fallback`. Unknown: INVALID_ARGUMENT.
+  absl::StatusOr<ClassId> FindClass(std::string_view name, ClassId fallback,
+                                    std::string_view field) const;
+
+ private:
+  std::vector<SessionModel> models_;
+  std::vector<std::string> classes_;
+};
+
+// Empty: the only set; INVALID_ARGUMENT when there are several. Unknown: INVALID_ARGUMENT.
+absl::StatusOr<const StatisticsSpec*> FindStatistics(const ModelSpec& spec, std::string_view key,
+                                                     std::string_view field);
+// Which of spec.cameras are named. Empty: all. INVALID_ARGUMENT for an unknown or repeated name,
+// and for a missing one: every camera of a model is required.
+absl::StatusOr<std::vector<bool>> FindCameras(const ModelSpec& spec,
+                                              const std::vector<std::string>& names,
+                                              std::string_view field);
+
+}  // namespace saccade

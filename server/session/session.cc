@@ -1,0 +1,244 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/strings.h"
+
+namespace saccade {
+namespace {
+
+absl::Status RateLimited(std::string_view what, double per_second, Micros retry_after) {
+  ErrorInfo info;
+  info.reason = Reason::kRateLimited;
+  info.retry_after = retry_after;
+  return MakeError(absl::StatusCode::kResourceExhausted,
+                   StrCat("more than ", per_second, " ", what, " per second in one session"), info);
+}
+
+absl::Status Missing(Reason reason, std::string_view field, std::string_view message) {
+  ErrorInfo info;
+  info.reason = reason;
+  info.field = std::string(field);
+  return MakeError(absl::StatusCode::kFailedPrecondition, message, info);
+}
+
+// Well-formed UTF-8 without overlong forms, surrogates or values past U+10FFFF.
+bool IsUtf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x80) {
+      ++i;
+      continue;
+    }
+    const size_t extra = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
+    if (byte < 0xC2 || byte > 0xF4 || text.size() - i <= extra) return false;
+    uint32_t code = byte & (0x3Fu >> extra);
+    for (size_t k = 1; k <= extra; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      if ((next & 0xC0) != 0x80) return false;
+      code = code << 6 | (next & 0x3Fu);
+    }
+    if ((extra == 2 && code < 0x800) || (extra == 3 && code < 0x10000) || code > 0x10FFFF ||
+        (code >= 0xD800 && code <= 0xDFFF)) {
+      return false;
+    }
+    i += extra + 1;
+  }
+  return true;
+}
+
+}  // namespace
+
+Session::Session(SessionId id, SessionParams params, const SessionLimits& limits, TimePoint now)
+    : id_(id),
+      params_(std::move(params)),
+      limits_(limits),
+      frame_bucket_(limits.frames_per_s, now),
+      act_bucket_(limits.acts_per_s, now),
+      mailboxes_(params_.model->model->spec().cameras.size()) {}
+
+absl::Status Session::TakeFrameToken(TimePoint now) {
+  const std::optional<Micros> wait = frame_bucket_.Take(now);
+  return wait ? RateLimited("frames", limits_.frames_per_s, *wait) : absl::OkStatus();
+}
+
+absl::Status Session::TakeActToken(TimePoint now) {
+  const std::optional<Micros> wait = act_bucket_.Take(now);
+  return wait ? RateLimited("act requests", limits_.acts_per_s, *wait) : absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> Session::FindCamera(std::string_view name, std::string_view field) const {
+  const std::vector<CameraSpec>& cameras = model().model->spec().cameras;
+  if (name.empty() && cameras.size() == 1) return 0;
+  for (size_t i = 0; i < cameras.size(); ++i) {
+    if (cameras[i].name == name) return static_cast<uint32_t>(i);
+  }
+  // The list of names comes from the same place as for `open`.
+  return FindCameras(model().model->spec(), {std::string(name)}, field).status();
+}
+
+bool Session::IsStale(uint32_t camera, int64_t capture_time_ns) const {
+  const std::optional<Frame>& newest = mailboxes_[camera].frame;
+  return newest && capture_time_ns < newest->capture_time_ns;
+}
+
+Session::Fate Session::Publish(uint32_t camera, Frame frame) {
+  if (IsStale(camera, frame.capture_time_ns)) return Fate::kStale;
+  Mailbox& mailbox = mailboxes_[camera];
+  const bool replaced_unused = mailbox.frame && !mailbox.used;
+  if (!mailbox.frame || mailbox.frame->content != frame.content) timeline_ = nullptr;
+  observation_ = nullptr;
+  mailbox.frame = std::move(frame);
+  mailbox.used = false;
+  return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
+}
+
+absl::Status Session::SetPrompt(absl::StatusOr<Prompt> prompt) {
+  if (!prompt.ok()) return std::move(prompt).status();
+  prompt_ = *std::move(prompt);
+  timeline_ = nullptr;
+  observation_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status Session::SetInstruction(std::string_view instruction, std::string_view field) {
+  if (instruction.empty()) return InvalidField(field, "is empty");
+  if (instruction.size() > limits_.max_instruction_bytes) {
+    return InvalidField(field, StrCat("has ", instruction.size(), " bytes, the limit is ",
+                                      limits_.max_instruction_bytes));
+  }
+  if (!IsUtf8(instruction)) return InvalidField(field, "is not UTF-8");
+  return SetPrompt(model().model->BuildPrompt(instruction));
+}
+
+absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
+  constexpr std::string_view kField = "text.token_ids";
+  if (ids.empty()) return InvalidField(kField, "is empty");
+  if (ids.size() > limits_.max_instruction_tokens) {
+    return InvalidField(
+        kField, StrCat("has ", ids.size(), " ids, the limit is ", limits_.max_instruction_tokens));
+  }
+  return SetPrompt(model().model->BuildPromptFromTokens(ids));
+}
+
+absl::Status Session::SetState(std::span<const float> values) {
+  constexpr std::string_view kField = "state.values";
+  const uint32_t expected = model().model->spec().state_dim;
+  if (expected == 0)
+    return InvalidField(kField, StrCat("model \"", model().name, "\" takes no state"));
+  if (values.size() != expected) {
+    return InvalidField(kField,
+                        StrCat("has ", values.size(), " values, the model takes ", expected));
+  }
+  if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) {
+    return InvalidField(kField, "holds NaN or Inf");
+  }
+  state_.assign(values.begin(), values.end());
+  observation_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status Session::AddExecuted(std::vector<ExecutedAction> actions) {
+  constexpr std::string_view kField = "executed.actions";
+  if (actions.empty()) return InvalidField(kField, "is empty");
+  for (const ExecutedAction& action : actions) {
+    if (action.values.size() != params_.action_dim) {
+      return InvalidField(kField, StrCat("an action has ", action.values.size(),
+                                         " values, the model's have ", params_.action_dim));
+    }
+    if (!std::all_of(action.values.begin(), action.values.end(),
+                     [](double v) { return std::isfinite(v); })) {
+      return InvalidField(kField, "holds NaN or Inf");
+    }
+    if (action.time_ns < 0) return InvalidField(kField, "a time is negative");
+  }
+  for (ExecutedAction& action : actions) executed_.push_back(std::move(action));
+  while (executed_.size() > limits_.executed_history) executed_.pop_front();
+  return absl::OkStatus();
+}
+
+void Session::Reset(bool keep_instruction) {
+  for (Mailbox& mailbox : mailboxes_) mailbox = {};
+  state_.clear();
+  executed_.clear();
+  if (!keep_instruction) prompt_.reset();
+  timeline_ = nullptr;
+  observation_ = nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
+  const ModelSpec& spec = model().model->spec();
+  TimelineBuilder builder = model().new_timeline();
+  uint64_t tokens = 0;
+  for (const PromptSegment& segment : *prompt_) {
+    switch (segment.modality) {
+      case Modality::kText:
+        builder.AddText(segment.tokens);
+        tokens += segment.tokens.size();
+        break;
+      case Modality::kVision:
+        builder.AddVision(segment.camera, mailboxes_[segment.camera].frame->content,
+                          spec.vision_tokens);
+        tokens += spec.vision_tokens;
+        break;
+      case Modality::kState:
+      case Modality::kAction:
+        return absl::InternalError("a prompt may hold text and vision only");
+    }
+  }
+  const uint64_t answer = uint64_t{params_.action_dim} * model().action_steps;
+  if (tokens + answer > spec.max_positions) {
+    ErrorInfo info;
+    info.reason = Reason::kNeverFits;
+    info.field = "text";
+    return MakeError(absl::StatusCode::kInvalidArgument,
+                     StrCat("text: a prompt of ", tokens, " tokens and an answer of ", answer,
+                            " do not fit the model's ", spec.max_positions),
+                     info);
+  }
+  return builder.Build();
+}
+
+absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,
+                                                                     Micros max_frame_age) {
+  const ModelSpec& spec = model().model->spec();
+  if (!prompt_) return Missing(Reason::kInvalidInput, "text", "text: no instruction has been sent");
+  for (size_t i = 0; i < mailboxes_.size(); ++i) {
+    const std::optional<Frame>& frame = mailboxes_[i].frame;
+    const std::string& camera = spec.cameras[i].name;
+    if (!frame) {
+      return Missing(Reason::kNoFrame, camera, StrCat("camera \"", camera, "\" has sent no frame"));
+    }
+    const Micros age = ToMicros(now - frame->captured);
+    if (max_frame_age.count() > 0 && age > max_frame_age) {
+      return Missing(Reason::kStaleFrame, camera,
+                     StrCat("the newest frame of camera \"", camera, "\" is ", age.count(),
+                            " us old, the request allows ", max_frame_age.count()));
+    }
+  }
+  if (spec.state_dim != 0 && state_.empty()) {
+    return Missing(Reason::kInvalidInput, "state",
+                   "state: the model needs a state and none has been sent");
+  }
+  for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
+  if (observation_ != nullptr) return observation_;
+  if (timeline_ == nullptr) {
+    ASSIGN_OR_RETURN(timeline_, BuildTimeline());
+  }
+  auto observation = std::make_shared<Observation>();
+  observation->timeline = timeline_;
+  observation->state = state_;
+  for (const Mailbox& mailbox : mailboxes_) {
+    observation->frames.push_back(*mailbox.frame);
+    const TimePoint captured = mailbox.frame->captured;
+    if (observation->frames.size() == 1 || captured < observation->oldest_captured) {
+      observation->oldest_captured = captured;
+    }
+  }
+  observation_ = std::move(observation);
+  return observation_;
+}
+
+}  // namespace saccade

@@ -1,0 +1,124 @@
+#pragma once
+// Session: what one client has told us so far. The newest frame of each camera, the instruction,
+// the state and the executed actions; a snapshot of them is an immutable observation. One stream
+// owns it and calls it from one thread at a time.
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/content.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/timeline.h"
+#include "session/catalog.h"
+#include "session/token_bucket.h"
+
+namespace saccade {
+
+// What one client message or session may hold. From the configuration's `limits`.
+struct SessionLimits {
+  uint32_t max_instruction_bytes = 4096;
+  uint32_t max_instruction_tokens = 1024;
+  uint32_t max_state_values = 256;
+  uint32_t executed_history = 256;  // actions kept
+  double acts_per_s = 200;
+  double frames_per_s = 480;
+};
+
+// A frame ready for the model.
+struct Frame {
+  ContentRef content;           // [camera height, camera width, 3]
+  int64_t capture_time_ns = 0;  // the client's own clock; echoed, never compared with ours
+  TimePoint captured{};         // on our clock: receipt minus the age the client stated
+  Micros decode{0};             // spent on decoding and resizing
+};
+
+struct ExecutedAction {
+  std::vector<double> values;  // [action_dim] in the robot's units
+  int64_t time_ns = 0;         // the client's own clock
+};
+
+// One observation, fixed. Shared by the requests made from it.
+struct Observation {
+  std::shared_ptr<const Timeline> timeline;
+  std::vector<Frame> frames;    // by camera of the model
+  std::vector<float> state;     // [state_dim]; empty for a model without state
+  TimePoint oldest_captured{};  // of `frames`; zero when there are none
+};
+
+struct SessionParams {
+  const SessionModel* model = nullptr;
+  std::string statistics_key;
+  uint32_t action_dim = 0;  // values of one action of a chunk
+  ClassId klass;            // of requests that name none
+};
+
+class Session {
+ public:
+  Session(SessionId id, SessionParams params, const SessionLimits& limits, TimePoint now);
+
+  SessionId id() const { return id_; }
+  const SessionModel& model() const { return *params_.model; }
+  const SessionParams& params() const { return params_; }
+
+  // RESOURCE_EXHAUSTED (kRateLimited, retry_after) beyond the session's rate.
+  absl::Status TakeFrameToken(TimePoint now);
+  absl::Status TakeActToken(TimePoint now);
+
+  // Index of the camera; empty is the only one. INVALID_ARGUMENT lists the names.
+  absl::StatusOr<uint32_t> FindCamera(std::string_view name, std::string_view field) const;
+  // True when a newer frame of the camera is there: ask before spending time on decoding.
+  bool IsStale(uint32_t camera, int64_t capture_time_ns) const;
+  // What became of a frame.
+  enum class Fate : uint8_t {
+    kKept,
+    kReplacedUnused,  // kept, and the frame before it had not been used by any snapshot
+    kStale,           // dropped: older than the newest
+  };
+  Fate Publish(uint32_t camera, Frame frame);
+
+  // INVALID_ARGUMENT names `field` or "text.token_ids"; the earlier prompt stays then.
+  absl::Status SetInstruction(std::string_view instruction, std::string_view field);
+  absl::Status SetPromptTokens(std::span<const int32_t> ids);
+  // INVALID_ARGUMENT names "state.values": wrong count, not finite, or the model takes none.
+  absl::Status SetState(std::span<const float> values);
+  // All or none. INVALID_ARGUMENT names "executed.actions".
+  absl::Status AddExecuted(std::vector<ExecutedAction> actions);
+  const std::deque<ExecutedAction>& executed() const { return executed_; }
+  void Reset(bool keep_instruction);
+
+  // FAILED_PRECONDITION when something the model needs has not been sent (kNoFrame names the
+  // camera), or a frame is older than `max_frame_age` (kStaleFrame; zero: any age).
+  // INVALID_ARGUMENT (kNeverFits) when the prompt is longer than the model. The timeline is built
+  // once and reused until a frame's pixels or the prompt change.
+  absl::StatusOr<std::shared_ptr<const Observation>> Snapshot(TimePoint now, Micros max_frame_age);
+
+ private:
+  struct Mailbox {
+    std::optional<Frame> frame;
+    bool used = false;
+  };
+  absl::Status SetPrompt(absl::StatusOr<Prompt> prompt);
+  absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline() const;
+
+  const SessionId id_;
+  const SessionParams params_;
+  const SessionLimits limits_;
+  TokenBucket frame_bucket_;
+  TokenBucket act_bucket_;
+  std::vector<Mailbox> mailboxes_;  // by camera
+  std::optional<Prompt> prompt_;
+  std::vector<float> state_;
+  std::deque<ExecutedAction> executed_;
+  std::shared_ptr<const Timeline> timeline_;  // null: build it at the next snapshot
+  std::shared_ptr<const Observation>
+      observation_;  // null: something changed since the last snapshot
+};
+
+}  // namespace saccade
