@@ -1,0 +1,15 @@
+// Compiled with the flags of avx512_bf16.cc, -mamx-tile and -mamx-bf16.
+#include "kernels/cpu/levels.h"
+#include "kernels/cpu/simd/avx512.h"
+// The shared source below is over the Simd above.
+#include "kernels/cpu/impl/bf16_dot.h"
+#include "kernels/cpu/impl/table.h"
+
+namespace saccade::cpu {
+namespace {
+constexpr Kernels kTable = MakeTable<MulBf16>(Isa::kAmxBf16);
+}  // namespace
+
+const Kernels* AmxBf16Kernels() { return &kTable; }
+
+}  // namespace saccade::cpu

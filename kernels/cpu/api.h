@@ -1,0 +1,151 @@
+#pragma once
+// Host kernels: one table of functions per instruction-set level, chosen once at start-up. The kernels know nothing of
+// tensors, threads or errors: the caller has checked every shape, splits the work and hands each task its own scratch.
+// A row's bits depend neither on how the work is split nor on the other rows of a call.
+//
+// The files of a level are compiled with that level's flags and share this header, so it holds plain data and
+// declarations only: nothing here may become code.
+#include <cstddef>
+#include <cstdint>
+
+namespace saccade::cpu {
+
+enum class Isa : uint8_t {
+  kAuto,        // the best the machine has
+  kAvx2,        // AVX2, FMA, F16C
+  kAvx512,      // AVX-512 F, BW, DQ, VL
+  kAvx512Bf16,  // and BF16 (vdpbf16ps)
+  kAmxBf16,     // and AMX tiles with BF16 (tdpbf16ps)
+};
+
+enum class Type : uint8_t { kF32, kBf16 };
+
+enum class Act : uint8_t { kNone, kGeluErf, kGeluTanh, kSilu, kRelu };
+
+// Tokens of one K/V page. Fixed, so that one 512-bit register holds one element of all tokens of a page.
+constexpr int64_t kPageTokens = 16;
+constexpr int64_t kTilePages = 4;
+constexpr int64_t kTileTokens = kPageTokens * kTilePages;
+constexpr int64_t kMaxHeadDim = 512;
+// Every scratch pointer below is 64-byte aligned and this large, and belongs to one thread during the call.
+constexpr size_t kScratchBytes = size_t{3} << 20;
+
+// How a weight matrix [n, k] lies in memory: panels of `panel` columns n, each k-major. With `pairs`, two consecutive k
+// of a column lie side by side: [k/2][panel][2]; else [k][panel]. Both are padded with zeros to whole panels and pairs.
+struct PanelLayout {
+  int64_t panel;
+  bool pairs;
+  int64_t interleave;  // of a gated weight: this many gate columns, then as many up columns, and so on
+};
+
+// Activations of a GEMM in the form that the level multiplies.
+struct PackedRows {
+  const void* data;
+  int64_t stride;  // elements from row to row; unused by tile formats
+};
+
+// What happens to a sum before it is stored; see LinearArgs in server/tensor/ops.h. Null means absent.
+struct Epilogue {
+  const float* bias;
+  const float* scale;
+  const float* residual;
+  int64_t residual_stride;
+  void* y;
+  int64_t y_stride;
+  Type y_type;
+  Act act;
+};
+
+struct Gemm {
+  PackedRows x;
+  const void* weight;
+  Type type;
+  int64_t n, k;
+  Epilogue out;  // of gated weights: y is [rows, n/2], act is applied to the gate, the rest is absent
+};
+
+// Where K and V of a layer lie. Head h of block b: K at base + b*block_stride + h*k_head_bytes, V at
+// base + b*block_stride + v_offset + h*v_head_bytes. D is head_dim, padded with zeros to k_dim (even) and v_dim (a
+// multiple of 16). BF16: K [k_dim/2][16 tokens][2], V [8][v_dim][2] (pairs of tokens). F32: K [k_dim][16], V [16][v_dim].
+struct KvLayout {
+  unsigned char* base;
+  size_t block_stride, k_head_bytes, v_head_bytes, v_offset;
+  int64_t heads, head_dim, k_dim, v_dim;
+  Type type;
+};
+
+// The epilogue of a fused projection: rope(q), rope(k) and v into the pages.
+struct QkvRope {
+  void* q;
+  int64_t q_stride;
+  Type q_type;
+  int64_t q_heads;
+  KvLayout kv;
+  const int32_t* row_slot;          // [rows] block * 16 + offset
+  const float* const* row_cos_sin;  // [rows] head_dim/2 cosines, then head_dim/2 sines
+};
+
+// Attention of one block of query rows over pages. Lane t of page p is visible to a row iff t < page_len[p] and
+// page_pos[p] + t <= row_pos. Pages are taken four at a time from the first: a tile.
+struct Attention {
+  const void* q;
+  int64_t q_stride;
+  void* out;
+  int64_t out_stride;
+  Type io_type;
+  int64_t q_heads;
+  float scale;
+  KvLayout kv;
+  const int32_t* row_pos;   // [rows]; null: every row sees every token
+  const int32_t* pages;     // of the sequence
+  const int32_t* page_len;
+  const int32_t* page_pos;  // null where row_pos is
+  int64_t num_pages;
+};
+
+// Limits of one GEMM task.
+constexpr int64_t kGemmRows = 384;
+constexpr int64_t kQkvSums = int64_t{32} * 32 * kMaxHeadDim;
+
+struct Kernels {
+  Isa isa;
+  PanelLayout f32_layout, bf16_layout;
+
+  // --- GEMM. Rows of x are used as they are when `RowsReady`, else packed to `packed_rows_bytes` by `PackRows`, any range
+  // of rows [row_begin, row_end) whose begin is a multiple of 32.
+  bool (*rows_ready)(Type weight, Type x, int64_t k);
+  size_t (*packed_rows_bytes)(Type weight, int64_t rows, int64_t k);
+  int64_t (*packed_stride)(Type weight, int64_t k);
+  void (*pack_rows)(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k, int64_t row_begin, int64_t row_end,
+                    void* out);
+  // Rows [row_begin, row_end), at most kGemmRows, begin a multiple of 32, times panels [panel_begin, panel_end).
+  void (*linear)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end, void* scratch);
+  void (*gated)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end, void* scratch);
+  // Panels that hold whole heads only; rows * (panel_end - panel_begin) * panel <= kQkvSums.
+  void (*qkv)(const Gemm&, const QkvRope&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
+              void* scratch);
+
+  // --- Attention. Rows [row_begin, row_end) of the query heads of one K/V head. All pages of a call are of one sequence.
+  void (*attention)(const Attention&, int64_t kv_head, int64_t row_begin, int64_t row_end, void* scratch);
+  // Writes `tokens` rows of k and v of one head to the pages of head `kv_head` of blocks 0, 1, ..., padding included. The
+  // type is the layout's.
+  void (*pack_kv)(const KvLayout&, int64_t kv_head, const void* k, const void* v, int64_t stride, int64_t tokens);
+
+  // --- Rows.
+  void (*rms_norm)(const float* x, const float* gamma, void* y, Type y_type, int64_t n, float eps);
+  void (*layer_norm)(const float* x, const float* gamma, const float* beta, void* y, Type y_type, int64_t n, float eps);
+  void (*to_bf16)(const float* x, uint16_t* y, int64_t n);
+  void (*to_f32)(const uint16_t* x, float* y, int64_t n);
+  // The lowest index among the largest values; -1 when one of them is NaN or infinite, or n is 0.
+  int64_t (*argmax_finite)(const float* x, int64_t n);
+};
+
+// Null where the machine, the operating system or the build lacks the level. `kAuto` gives the best one.
+const Kernels* FindKernels(Isa isa);
+const char* IsaName(Isa isa);
+
+// Packs up to layout.panel columns of a weight, k long each; a null column is zero. `out` holds one panel.
+void PackPanel(const PanelLayout& layout, Type type, const void* const* columns, Type source, int64_t k, void* out);
+size_t PanelBytes(const PanelLayout& layout, Type type, int64_t k);
+
+}  // namespace saccade::cpu

@@ -1,0 +1,14 @@
+// Compiled with -mavx2 -mfma -mf16c.
+#include "kernels/cpu/levels.h"
+#include "kernels/cpu/simd/avx2.h"
+// The shared source below is over the Simd above.
+#include "kernels/cpu/impl/table.h"
+
+namespace saccade::cpu {
+namespace {
+constexpr Kernels kTable = MakeTable<MulWide>(Isa::kAvx2);
+}  // namespace
+
+const Kernels* Avx2Kernels() { return &kTable; }
+
+}  // namespace saccade::cpu
