@@ -57,6 +57,7 @@ class Engine::Impl {
 
   absl::StatusOr<RequestId> Submit(ActRequest request);
   void Cancel(RequestId id) { Put(CancelMessage{id}); }
+  void Supersede(RequestId id) { Put(SupersedeMessage{id}); }
   void CancelSession(SessionId id) { Put(CancelSessionMessage{id}); }
   void Drain(TimePoint until);
   bool draining() const { return draining_.load(std::memory_order_acquire); }
@@ -71,6 +72,7 @@ class Engine::Impl {
   // What the engine keeps of a request beside the scheduler's own state.
   struct Active {
     ActRequest request;
+    bool started = false;  // a step of it was handed to a worker
   };
   struct WorkerState {
     std::unique_ptr<Worker> worker;
@@ -85,6 +87,9 @@ class Engine::Impl {
     std::unique_ptr<ActRequest> request;
   };
   struct CancelMessage {
+    RequestId id;
+  };
+  struct SupersedeMessage {
     RequestId id;
   };
   struct CancelSessionMessage {
@@ -105,7 +110,7 @@ class Engine::Impl {
     std::promise<absl::Status> status;
   };
   struct StopMessage {};
-  using Message = std::variant<SubmitMessage, CancelMessage, CancelSessionMessage, StepMessage, DrainMessage,
+  using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage, StepMessage, DrainMessage,
                                StatsMessage, InvariantsMessage, StopMessage>;
 
   void Put(Message message) {
@@ -117,12 +122,14 @@ class Engine::Impl {
   void Loop();
   void Handle(SubmitMessage& message, TimePoint now);
   void Handle(CancelMessage& message, TimePoint now);
+  void Handle(SupersedeMessage& message, TimePoint now);
   void Handle(CancelSessionMessage& message, TimePoint now);
   void Handle(StepMessage& message, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
   void Handle(StatsMessage& message, TimePoint now);
   void Handle(InvariantsMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
+  void MarkStarted(const StepPlan& plan);
   void FeedWorkers(TimePoint now);
   void RevokeForUrgentWork(WorkerState& state, TimePoint now);
   void Deliver(TimePoint now);
@@ -397,7 +404,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
   stats_dirty_ = true;
   if (status.ok()) {
     metrics_.Admitted(request.klass, warm_);
-    active_.emplace(message.id, Active{std::move(request)});
+    active_.emplace(message.id, Active{.request = std::move(request)});
     return;
   }
   metrics_.Rejected(request.klass, GetErrorInfo(status).reason, warm_);
@@ -408,6 +415,14 @@ void Engine::Impl::Handle(CancelMessage& message, TimePoint now) {
   ErrorInfo info;
   info.reason = Reason::kCancelled;
   scheduler_->Fail(message.id, MakeError(absl::StatusCode::kCancelled, "cancelled by the client", info), now);
+}
+
+void Engine::Impl::Handle(SupersedeMessage& message, TimePoint now) {
+  const auto it = active_.find(message.id);
+  if (it == active_.end() || it->second.started) return;
+  ErrorInfo info;
+  info.reason = Reason::kSuperseded;
+  scheduler_->Fail(message.id, MakeError(absl::StatusCode::kCancelled, "replaced by a newer request", info), now);
 }
 
 void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
@@ -483,6 +498,15 @@ void Engine::Impl::RevokeForUrgentWork(WorkerState& state, TimePoint now) {
   state.outstanding.pop_back();
 }
 
+void Engine::Impl::MarkStarted(const StepPlan& plan) {
+  const auto mark = [this](RequestId id) {
+    const auto it = active_.find(id);
+    if (it != active_.end()) it->second.started = true;
+  };
+  for (const EncodeItem& item : plan.encodes) mark(item.request);
+  for (const TrunkItem& item : plan.trunk) mark(item.request);
+}
+
 void Engine::Impl::FeedWorkers(TimePoint now) {
   for (size_t i = 0; i < workers_.size(); ++i) {
     WorkerState& state = workers_[i];
@@ -493,6 +517,7 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       std::optional<StepPlan> plan = scheduler_->Plan(WorkerId(static_cast<int32_t>(i)), now, state.free_at);
       if (!plan) break;
       state.free_at += plan->predicted_p50;
+      MarkStarted(*plan);
       state.outstanding.push_back(*plan);
       state.worker->Submit(std::make_unique<StepPlan>(std::move(*plan)));
     }
@@ -570,6 +595,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& optio
 
 absl::StatusOr<RequestId> Engine::Submit(ActRequest request) { return impl_->Submit(std::move(request)); }
 void Engine::Cancel(RequestId id) { impl_->Cancel(id); }
+void Engine::Supersede(RequestId id) { impl_->Supersede(id); }
 void Engine::CancelSession(SessionId id) { impl_->CancelSession(id); }
 void Engine::Drain(TimePoint until) { impl_->Drain(until); }
 bool Engine::draining() const { return impl_->draining(); }

@@ -90,6 +90,8 @@ class Engine {
   // a full inbox or a draining engine, which is returned and leaves the sink untouched.
   absl::StatusOr<RequestId> Submit(ActRequest request);
   void Cancel(RequestId id);
+  // A newer request of its session takes its place: ends it (CANCELLED, kSuperseded) unless a step of it went to a worker.
+  void Supersede(RequestId id);
   void CancelSession(SessionId id);  // the client is gone
   // Stops admitting; returns when nothing is left or at `until`, then fails what is left with kDraining.
   void Drain(TimePoint until);
