@@ -1,42 +1,52 @@
 #pragma once
-// KvCache: all metadata of one K/V pool (one model on one worker). The engine thread is the only caller; no lock, no clock,
-// no device. Bytes are the worker's: it sees block ids and the copies a transaction lists.
+// KvCache: all metadata of one K/V pool (one model on one worker). The engine thread is the only
+// caller; no lock, no clock, no device. Bytes are the worker's: it sees block ids and the copies a
+// transaction lists.
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/modality.h"
-#include "base/policy.h"
 #include "base/status.h"
 #include "kv/timeline.h"
 
 namespace saccade {
 
-// Quota of one partition, in blocks: the floor is kept for it, the cap is never passed.
+// Quota of one partition, in blocks: the floor is kept for it, the cap is never passed. Idle blocks
+// of a partition count as its own; others may evict them down to the floor.
 struct PartitionQuota {
   uint32_t floor = 0;
   uint32_t cap = 0;
 };
 
 struct KvCacheOptions {
-  uint32_t num_blocks = 0;
-  uint32_t block_tokens = 16;
-  std::array<PartitionQuota, kModalities> partitions{};
+  uint32_t num_blocks = 0;     // 1 .. 2^24
+  uint32_t block_tokens = 16;  // 1 .. 65535; timelines must be cut with the same
+  std::array<PartitionQuota, kModalities>
+      partitions{};  // floor <= cap; floors sum to num_blocks at most
 };
 
+enum class EvictionReason : uint8_t { kOwnPartition, kOtherPartition, kFlush };
+inline constexpr size_t kEvictionReasons = 3;
+inline constexpr std::array<std::string_view, kEvictionReasons> kEvictionReasonNames = {
+    "own_partition", "other_partition", "flush"};
+
 struct PartitionStats {
-  uint32_t held = 0;    // blocks named by an open sequence
-  uint32_t idle = 0;    // committed, in the prefix index, named by nobody
+  uint32_t held = 0;  // blocks named by an open sequence
+  uint32_t idle = 0;  // committed, in the prefix index, named by nobody
   uint32_t floor = 0;
   uint32_t cap = 0;
-  uint64_t hit_tokens = 0;   // prompt tokens found cached at Open, since start
+  uint64_t hit_tokens = 0;  // prompt tokens found cached at Open, since start
   uint64_t miss_tokens = 0;
-  double hit_rate_ema = 0;   // per Open: 0.9 * ema + 0.1 * this
-  std::array<uint64_t, kEvictionReasons> evictions{};
+  // Of hit / (hit + miss) of this partition: 0.9 * ema + 0.1 * this, at every Open that has tokens
+  // of it; starts at 0.
+  double hit_rate_ema = 0;
+  std::array<uint64_t, kEvictionReasons> evictions{};  // blocks; indexed by EvictionReason
 };
 
 struct KvStats {
@@ -52,23 +62,32 @@ struct PageRef {
   uint32_t position = 0;  // of its first token
 };
 
-// Whole blocks to copy on the device before the step runs.
+// Whole blocks to copy on the device before the step runs, in the order listed.
 struct BlockCopy {
   BlockId from;
   BlockId to;
 };
 
+class BlockPool;
 class KvCache;
 
 // The K/V of one token sequence: references to blocks. Made by Open or Fork, given back by Close.
+// One that is destroyed instead is closed all the same.
 class Sequence {
  public:
+  ~Sequence();
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
   const Timeline& timeline() const { return *timeline_; }
-  uint32_t cached_tokens() const { return cached_tokens_; }        // prefix found at Open
+  uint32_t cached_tokens() const { return cached_tokens_; }  // prefix found at Open
   std::array<uint32_t, kModalities> cached_by_modality() const { return cached_by_modality_; }
-  uint32_t reserved_tokens() const { return reserved_tokens_; }    // tokens that have a place
-  uint32_t committed_tokens() const { return committed_tokens_; }  // tokens whose K/V is valid and immutable
-  // Page table covering tokens [0, upto); upto <= reserved_tokens().
+  uint32_t reserved_tokens() const { return reserved_tokens_; }  // tokens that have a place
+  uint32_t committed_tokens() const {
+    return committed_tokens_;
+  }  // tokens whose K/V is valid and immutable
+  // Page table covering tokens [0, upto); upto <= reserved_tokens() (more is cut). Blocks planned
+  // by an open transaction appear once it is committed.
   std::vector<PageRef> PageTable(uint32_t upto) const;
 
  private:
@@ -76,55 +95,129 @@ class Sequence {
   friend class KvTransaction;
   struct Page {
     BlockId block;
-    Modality modality = Modality::kText;
     uint32_t begin = 0;  // first token
   };
+  Sequence(KvCache* cache, std::shared_ptr<const Timeline> timeline);
+
+  KvCache* cache_;    // null once closed
+  size_t index_ = 0;  // in the cache's list of open sequences
   std::shared_ptr<const Timeline> timeline_;
+  // Page i is block i of the timeline; the pages after those hold action tokens, block_tokens each.
   std::vector<Page> pages_;
   uint32_t cached_tokens_ = 0;
   std::array<uint32_t, kModalities> cached_by_modality_{};
   uint32_t reserved_tokens_ = 0;
   uint32_t committed_tokens_ = 0;
+  uint32_t published_blocks_ = 0;  // timeline blocks that Publish has seen whole
+  // What they will be when the open transaction commits; equal to the present without one.
+  uint32_t planned_tokens_ = 0;
+  uint32_t planned_pages_ = 0;
 };
 
-// Plans the blocks of one step on a copy of capacity; the cache changes in Commit only. All or nothing: either Commit is
-// called, or the transaction is dropped and nothing happened. One at a time.
+// Plans the blocks of one step on a copy of capacity; the cache changes in Commit only. All or
+// nothing: either Commit is called, or the transaction is dropped and nothing happened. One at a
+// time: Begin drops one that is still open.
+//
+// While it is open the cache may be used as ever. Open does not match blocks whose eviction is
+// planned; a sequence that is closed takes its part of the plan with it.
 class KvTransaction {
  public:
-  // Plans room for tokens [reserved, upto) of `sequence`; tokens past the timeline are action tokens. May plan evictions of
-  // idle blocks. RESOURCE_EXHAUSTED leaves the plan as it was before the call. Copy-on-write: a part-full last block that
-  // is shared gets a private copy.
+  KvTransaction(KvTransaction&& other) noexcept;
+  KvTransaction& operator=(KvTransaction&& other) noexcept;
+  ~KvTransaction();
+
+  // Plans room for tokens [reserved, upto) of `sequence`; tokens past the timeline are action
+  // tokens. May plan evictions of idle blocks. RESOURCE_EXHAUSTED leaves the plan as it was before
+  // the call. Copy-on-write: a part-full last block that is shared gets a private copy.
+  // FAILED_PRECONDITION: the transaction is over, the sequence is another cache's, or its timeline
+  // is cut otherwise.
   absl::Status Reserve(Sequence& sequence, uint32_t upto);
   // Marks for undoing later Reserve calls of this transaction.
   size_t Savepoint() const;
   void RollbackTo(size_t savepoint);
   // Applies the plan and returns the copies the worker must do first. Cannot fail.
   std::vector<BlockCopy> Commit() &&;
-  // Implementation detail is the owner's.
+
+ private:
+  friend class KvCache;
+  KvTransaction(KvCache* cache, uint64_t number) : cache_(cache), number_(number) {}
+  bool live() const;
+  void Drop();
+
+  KvCache* cache_;   // null when moved from
+  uint64_t number_;  // of the plan it stands for
 };
 
 class KvCache {
  public:
+  // INVALID_ARGUMENT naming the field.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(const KvCacheOptions& options);
-  // OK when the request could run on an empty cache; else RESOURCE_EXHAUSTED, kNeverFits, with both numbers.
+  ~KvCache();  // sequences that are still open become empty shells
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  // OK when the request could run on an empty cache; else RESOURCE_EXHAUSTED, kNeverFits, with both
+  // numbers. `action_tokens`: tokens past the timeline that get a place, for each of `samples`
+  // forks of one prompt.
   absl::Status CheckFits(const Timeline& timeline, uint32_t action_tokens, uint32_t samples) const;
-  // Takes references on the longest cached prefix of whole timeline blocks; never the last block, whose last token must be
-  // computed for its logits. Content is compared after the hash.
+  // Takes references on the longest cached prefix of whole timeline blocks; never the last block,
+  // whose last token must be computed for its logits. Content is compared after the hash.
+  // `timeline` is not null.
   std::unique_ptr<Sequence> Open(std::shared_ptr<const Timeline> timeline, TimePoint now);
   // Prompt tokens that Open would find, without taking them.
   uint32_t CachedTokens(const Timeline& timeline) const;
   KvTransaction Begin(TimePoint now);
-  // Tokens [0, tokens) are computed: their whole timeline blocks become immutable and shareable (first writer wins).
+  // A step that Commit gave copies to was taken back before it ran: the next Commit lists them
+  // again, first. Call before that Commit.
+  void ReturnCopies(std::span<const BlockCopy> copies);
+  // Tokens [0, tokens) are computed (more than reserved is cut, less than before is nothing): their
+  // whole timeline blocks become immutable and shareable. First writer wins: where another block
+  // holds the same content already, this sequence keeps its own copy, which is freed with it.
+  // Action tokens are never shared by content.
   void Publish(Sequence& sequence, uint32_t tokens, TimePoint now);
-  // A second sequence on the same blocks.
+  // A second sequence on the same blocks, reserved and committed as the first is now. Tokens that
+  // are reserved but not yet computed are computed once, by a step of either.
   std::unique_ptr<Sequence> Fork(const Sequence& sequence);
-  // No step in flight may name the sequence. `poisoned`: its uncommitted and own committed blocks are freed, not cached.
+  // No step in flight may name the sequence. Its indexed blocks stay as idle prefix pages, deepest
+  // first in line for eviction; others are freed. `poisoned` (non-finite values): none of its
+  // blocks is found again, not even those it found cached at Open, since it is unknown where the
+  // values came from; other sequences keep what they hold.
   void Close(std::unique_ptr<Sequence> sequence, TimePoint now, bool poisoned = false);
+  // Evicts every idle block, except those that the open transaction will.
   void FlushIdle();
   KvStats stats() const;
-  // free + held + idle = capacity; partition sums; references equal edges counted from sequences; every indexed block
-  // committed; no block owned twice. Called by every test and by the admin API.
+  // free + held + idle = capacity; partition sums, floors and caps; references equal edges counted
+  // from sequences; every indexed block committed and found by its key; no block owned twice; page
+  // tables without holes; an open transaction's plan consistent. Called by every test and by the
+  // admin API. INTERNAL naming what is broken.
   absl::Status CheckInvariants() const;
+
+ private:
+  friend class Sequence;
+  friend class KvTransaction;
+  friend class KvCacheTestPeer;
+  struct Plan;
+  struct Traffic {
+    uint64_t hit_tokens = 0;
+    uint64_t miss_tokens = 0;
+    double hit_rate_ema = 0;
+  };
+
+  explicit KvCache(const KvCacheOptions& options);
+  template <class Visit>
+  void VisitCachedPrefix(const Timeline& timeline, Visit&& visit) const;
+  std::unique_ptr<Sequence> Register(std::unique_ptr<Sequence> sequence);
+  void Release(Sequence& sequence, bool poisoned);
+  absl::Status Reserve(Sequence& sequence, uint32_t upto);
+  void RollbackTo(size_t savepoint);
+  std::vector<BlockCopy> Commit();
+
+  KvCacheOptions options_;
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<Plan> plan_;
+  std::vector<Sequence*> open_;      // not owned
+  std::vector<BlockCopy> returned_;  // to be listed by the next Commit
+  std::array<Traffic, kModalities> traffic_{};
 };
 
 }  // namespace saccade

@@ -1,5 +1,6 @@
 #pragma once
-// Timeline: what a prompt is made of, cut into blocks with their keys. Immutable, built once off the engine thread.
+// Timeline: what a prompt is made of, cut into blocks with their keys. Immutable, built once off
+// the engine thread.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,15 +17,20 @@ struct Segment {
   Modality modality = Modality::kText;
   uint32_t begin = 0;
   uint32_t end = 0;
-  uint32_t camera = 0;   // kVision
-  ContentRef content;    // kVision: the frame
+  uint32_t camera = 0;  // kVision
+  ContentRef content;   // kVision: the frame
 };
 
-// One block of K/V: tokens [begin, begin + len) of one segment. Its key chains over everything before it.
+// One block of K/V: tokens [begin, begin + len) of one segment. Its key chains over everything
+// before it.
 struct TimelineBlock {
-  Digest128 key;         // domain "kv.block.v1": salt, parent key, modality, position, token ids or (frame digest, range)
+  // Domain "kv.block.v1": salt, parent key, modality, position, and token ids (text) or frame
+  // digest, camera, range and length of the segment (vision). Every field is tagged and
+  // length-prefixed; the modality comes before the fields that depend on it, so a text and a vision
+  // block never hash the same bytes.
+  Digest128 key;
   uint32_t begin = 0;
-  uint16_t len = 0;      // <= block_tokens; part-full where a segment ends
+  uint16_t len = 0;      // 1 .. block_tokens; part-full where a segment ends
   uint32_t segment = 0;  // index into segments()
 };
 
@@ -35,24 +41,31 @@ class Timeline {
   // Ids of all tokens; 0 where the token is not text.
   std::span<const int32_t> tokens() const { return tokens_; }
   uint32_t num_tokens() const { return static_cast<uint32_t>(tokens_.size()); }
+  uint32_t block_tokens() const { return block_tokens_; }
   const Digest128& salt() const { return salt_; }
   // Exact content equality of block i of both (parents included by the caller's walk from block 0).
+  // Frames are interned, so theirs are compared by address; a missing frame equals nothing.
   static bool SameContent(const Timeline& a, const Timeline& b, uint32_t block);
 
  private:
   friend class TimelineBuilder;
+  friend class TimelineTestPeer;
   std::vector<Segment> segments_;
   std::vector<TimelineBlock> blocks_;
   std::vector<int32_t> tokens_;
   Digest128 salt_;
+  uint32_t block_tokens_ = 1;
 };
 
+// Each Add makes one segment, which starts a new block; an empty one adds nothing.
 class TimelineBuilder {
  public:
-  // `salt` separates what must never share: model fingerprint, precision, tenant.
+  // `salt` separates what must never share: model fingerprint, precision, tenant. `block_tokens`
+  // must be that of the cache (1 .. 65535; others are clamped).
   TimelineBuilder(const Digest128& salt, uint32_t block_tokens);
   TimelineBuilder& AddText(std::span<const int32_t> ids);
   TimelineBuilder& AddVision(uint32_t camera, ContentRef content, uint32_t num_tokens);
+  // Never null. The builder is empty afterwards and may be used again.
   std::shared_ptr<const Timeline> Build();
 
  private:

@@ -1,0 +1,98 @@
+#include "kv/timeline.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace saccade {
+namespace {
+
+Digest128 BlockKey(const Timeline& timeline, const TimelineBlock& block, const Digest128& parent) {
+  const Segment& segment = timeline.segments()[block.segment];
+  DigestBuilder builder("kv.block.v1");
+  builder.Field(timeline.salt())
+      .Field(parent)
+      .Field(static_cast<uint64_t>(segment.modality))
+      .Field(static_cast<uint64_t>(block.begin));
+  if (segment.modality == Modality::kVision) {
+    builder.Field(segment.content ? segment.content->digest : Digest128{})
+        .Field(static_cast<uint64_t>(segment.camera))
+        .Field(static_cast<uint64_t>(block.begin - segment.begin))
+        .Field(static_cast<uint64_t>(block.len))
+        .Field(static_cast<uint64_t>(segment.end - segment.begin));
+  } else {
+    builder.Field(timeline.tokens().subspan(block.begin, block.len));
+  }
+  return builder.Finish();
+}
+
+}  // namespace
+
+bool Timeline::SameContent(const Timeline& a, const Timeline& b, uint32_t block) {
+  if (block >= a.blocks_.size() || block >= b.blocks_.size() || a.salt_ != b.salt_) return false;
+  const TimelineBlock& x = a.blocks_[block];
+  const TimelineBlock& y = b.blocks_[block];
+  if (x.begin != y.begin || x.len != y.len) return false;
+  const Segment& p = a.segments_[x.segment];
+  const Segment& q = b.segments_[y.segment];
+  if (p.modality != q.modality) return false;
+  if (p.modality == Modality::kVision) {
+    return p.content != nullptr && p.content == q.content && p.camera == q.camera &&
+           p.begin == q.begin && p.end == q.end;
+  }
+  return std::equal(a.tokens_.begin() + x.begin, a.tokens_.begin() + x.begin + x.len,
+                    b.tokens_.begin() + y.begin);
+}
+
+TimelineBuilder::TimelineBuilder(const Digest128& salt, uint32_t block_tokens)
+    : salt_(salt),
+      block_tokens_(std::clamp<uint32_t>(block_tokens, 1, std::numeric_limits<uint16_t>::max())),
+      timeline_(std::make_shared<Timeline>()) {}
+
+TimelineBuilder& TimelineBuilder::AddText(std::span<const int32_t> ids) {
+  if (ids.empty()) return *this;
+  Segment segment;
+  segment.modality = Modality::kText;
+  segment.begin = timeline_->num_tokens();
+  timeline_->tokens_.insert(timeline_->tokens_.end(), ids.begin(), ids.end());
+  segment.end = timeline_->num_tokens();
+  timeline_->segments_.push_back(std::move(segment));
+  return *this;
+}
+
+TimelineBuilder& TimelineBuilder::AddVision(uint32_t camera, ContentRef content,
+                                            uint32_t num_tokens) {
+  if (num_tokens == 0) return *this;
+  Segment segment;
+  segment.modality = Modality::kVision;
+  segment.begin = timeline_->num_tokens();
+  timeline_->tokens_.resize(timeline_->tokens_.size() + num_tokens, 0);
+  segment.end = timeline_->num_tokens();
+  segment.camera = camera;
+  segment.content = std::move(content);
+  timeline_->segments_.push_back(std::move(segment));
+  return *this;
+}
+
+std::shared_ptr<const Timeline> TimelineBuilder::Build() {
+  std::shared_ptr<Timeline> timeline = std::exchange(timeline_, std::make_shared<Timeline>());
+  timeline->salt_ = salt_;
+  timeline->block_tokens_ = block_tokens_;
+  Digest128 parent;
+  for (uint32_t s = 0; s < timeline->segments_.size(); ++s) {
+    const Segment& segment = timeline->segments_[s];
+    for (uint32_t begin = segment.begin; begin < segment.end;) {
+      TimelineBlock block;
+      block.begin = begin;
+      block.len = static_cast<uint16_t>(std::min(block_tokens_, segment.end - begin));
+      block.segment = s;
+      block.key = BlockKey(*timeline, block, parent);
+      parent = block.key;
+      begin += block.len;
+      timeline->blocks_.push_back(block);
+    }
+  }
+  return timeline;
+}
+
+}  // namespace saccade
