@@ -1,0 +1,365 @@
+#include "model/families/openvla.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "base/strings.h"
+#include "model/checkpoint.h"
+#include "model/families/lowercase.h"
+#include "model/families/openvla_config.h"
+#include "model/layers_llama.h"
+#include "model/layers_scope.h"
+#include "model/layers_tap.h"
+#include "model/layers_vit.h"
+#include "model/layers_weights.h"
+#include "model/preprocess.h"
+#include "model/tokenizer.h"
+
+namespace saccade {
+namespace {
+
+constexpr std::string_view kPromptBegin = "In: What action should the robot take to ";
+constexpr std::string_view kPromptEnd = "?\nOut:";
+constexpr std::string_view kVicunaBegin =
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions. USER: What action should the "
+    "robot take to ";
+constexpr std::string_view kVicunaEnd = "? ASSISTANT:";
+
+absl::Status DecodeError(Reason reason, std::string_view message) {
+  ErrorInfo info;
+  info.reason = reason;
+  return MakeError(absl::StatusCode::kInternal, message, info);
+}
+
+struct ProjectorLayer {
+  std::unique_ptr<PackedWeight> weight;
+  std::unique_ptr<Buffer> bias;
+};
+
+// Immutable after loading. Holds the backend it was loaded to, which must outlive it.
+class OpenVla final : public Model {
+ public:
+  OpenVla(OpenVlaConfig config, Preprocessor preprocessor, Backend& backend, DType compute)
+      : config_(std::move(config)),
+        preprocessor_(std::move(preprocessor)),
+        backend_(backend),
+        compute_(compute) {}
+
+  absl::Status Load(const Checkpoint& checkpoint);
+
+  const ModelSpec& spec() const override { return spec_; }
+  absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override;
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
+  absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, const Rgb8Image& image) const override;
+  bool IsActionToken(int32_t id) const override;
+  absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
+                                            std::string_view statistics_key,
+                                            InvalidTokenPolicy policy) const override;
+  size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const override {
+    return config_.WorkspaceBytes(frames, rows, logit_rows, compute_);
+  }
+  absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override;
+  absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override;
+
+ private:
+  absl::Status LoadTokenizer(const Checkpoint& checkpoint);
+  absl::Status LoadWeights(const Checkpoint& checkpoint);
+  absl::Status FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
+  absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, std::string_view field) const;
+  absl::Status Project(ExecContext& ctx, const TensorView& features,
+                       std::span<const TensorView> out) const;
+  absl::StatusOr<const OpenVlaStatistics*> FindStatistics(std::string_view key) const;
+
+  OpenVlaConfig config_;
+  Preprocessor preprocessor_;
+  Backend& backend_;
+  DType compute_;
+  ModelSpec spec_;
+  std::unique_ptr<const Tokenizer> tokenizer_;
+  int32_t bos_ = 0;
+  int32_t empty_ = 0;
+  std::vector<VitTower> towers_;
+  std::vector<ProjectorLayer> projector_;
+  std::unique_ptr<LlamaTrunk> trunk_;
+};
+
+absl::Status OpenVla::LoadTokenizer(const Checkpoint& checkpoint) {
+  ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Load(checkpoint.dir()));
+  if (tokenizer_->vocab_size() > static_cast<int32_t>(config_.llama.vocab)) {
+    return absl::InvalidArgumentError(
+        StrCat(checkpoint.dir(), ": the tokenizer has ", tokenizer_->vocab_size(),
+               " ids, but text_config.vocab_size is ", config_.llama.vocab));
+  }
+  // The patches go behind whatever the tokenizer puts in front of a text.
+  ASSIGN_OR_RETURN(const std::vector<int32_t> plain,
+                   tokenizer_->Encode(kPromptBegin, {.add_special_tokens = false}));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> framed, tokenizer_->Encode(kPromptBegin, {}));
+  if (framed.size() != plain.size() + 1 ||
+      !std::equal(plain.begin(), plain.end(), framed.begin() + 1)) {
+    return absl::InvalidArgumentError(
+        StrCat(checkpoint.dir(), ": the tokenizer must add exactly one token, BOS, in front"));
+  }
+  bos_ = framed.front();
+  ASSIGN_OR_RETURN(empty_, tokenizer_->EmptyTokenId());
+  return absl::OkStatus();
+}
+
+absl::Status OpenVla::LoadWeights(const Checkpoint& checkpoint) {
+  std::vector<std::string> problems = CheckTensors(checkpoint, config_.Tensors());
+  for (const std::string& name : UnexpectedTensors(checkpoint, config_)) {
+    problems.push_back(StrCat(name, ": not part of this architecture"));
+  }
+  if (!problems.empty()) {
+    constexpr size_t kShown = 5;
+    const size_t shown = std::min(kShown, problems.size());
+    return absl::InvalidArgumentError(StrCat(
+        checkpoint.dir(), ": ", problems.size(), " tensors do not fit: ",
+        absl::StrJoin(problems.begin(), problems.begin() + static_cast<int64_t>(shown), "; "),
+        problems.size() > shown ? "; ..." : ""));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend_.NewStream());
+  WeightLoader loader(checkpoint, backend_, *stream, compute_);
+  for (const VitSpec& spec : config_.towers) {
+    ASSIGN_OR_RETURN(VitTower tower, VitTower::Load(loader, spec));
+    towers_.push_back(std::move(tower));
+  }
+  for (size_t i = 1; i < config_.projector_widths().size(); ++i) {
+    ProjectorLayer layer;
+    ASSIGN_OR_RETURN(layer.weight, loader.Linear({StrCat("projector.fc", i, ".weight")}));
+    ASSIGN_OR_RETURN(layer.bias, loader.Vector({StrCat("projector.fc", i, ".bias")}));
+    projector_.push_back(std::move(layer));
+  }
+  ASSIGN_OR_RETURN(LlamaTrunk trunk, LlamaTrunk::Load(loader, config_.llama));
+  trunk_ = std::make_unique<LlamaTrunk>(std::move(trunk));
+  return FillSpec(checkpoint, loader.device_bytes());
+}
+
+absl::Status OpenVla::FillSpec(const Checkpoint& checkpoint, size_t weight_bytes) {
+  const LlamaSpec& llama = config_.llama;
+  spec_.family = "openvla";
+  spec_.compute = compute_;
+  spec_.cameras = {{"image", preprocessor_.width(), preprocessor_.height()}};
+  for (const OpenVlaStatistics& s : config_.statistics) {
+    spec_.statistics.push_back({s.key, static_cast<uint32_t>(s.q01.size())});
+  }
+  spec_.kv.layers = llama.layers;
+  spec_.kv.kv_heads = llama.kv_heads;
+  spec_.kv.head_dim = llama.head_dim;
+  spec_.kv.dtype = compute_;
+  spec_.hidden = llama.hidden;
+  spec_.vocab_size = llama.vocab;
+  spec_.max_positions = config_.max_positions;
+  spec_.vision_tokens = config_.vision_tokens();
+  spec_.max_action_tokens = config_.max_action_dim;
+  for (const std::string& name : checkpoint.names()) {
+    ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
+    spec_.parameters += static_cast<uint64_t>(tensor.numel());
+  }
+  spec_.weight_bytes = weight_bytes;
+  // Beside the weights and config.json, which the first digest covers, the K/V bytes of a frame
+  // depend on its normalisation.
+  DigestBuilder digest("model.openvla.v1");
+  digest.Field(checkpoint.WeightsFingerprint()).Field(DTypeName(compute_));
+  for (const VitSpec& tower : config_.towers) {
+    for (const float value : tower.mean) digest.Field(uint64_t{std::bit_cast<uint32_t>(value)});
+    for (const float value : tower.std) digest.Field(uint64_t{std::bit_cast<uint32_t>(value)});
+  }
+  spec_.fingerprint = digest.Finish();
+  return absl::OkStatus();
+}
+
+absl::Status OpenVla::Load(const Checkpoint& checkpoint) {
+  RETURN_IF_ERROR(LoadTokenizer(checkpoint));
+  return LoadWeights(checkpoint);
+}
+
+absl::StatusOr<Prompt> OpenVla::PromptOf(std::vector<int32_t> ids, std::string_view field) const {
+  // Training prompts ended in a space, which is a token of its own (29871 in Llama 2).
+  if (ids.back() != empty_) ids.push_back(empty_);
+  const uint64_t positions = ids.size() + uint64_t{spec_.vision_tokens} + spec_.max_action_tokens;
+  if (positions > spec_.max_positions) {
+    return InvalidField(
+        field, StrCat("too long: ", ids.size(), " text tokens, ", spec_.vision_tokens,
+                      " vision tokens and ", spec_.max_action_tokens, " actions pass the model's ",
+                      spec_.max_positions, " positions"));
+  }
+  Prompt prompt(3);
+  prompt[0].tokens.assign(ids.begin(), ids.begin() + 1);
+  prompt[1].modality = Modality::kVision;
+  prompt[2].tokens.assign(ids.begin() + 1, ids.end());
+  return prompt;
+}
+
+absl::StatusOr<Prompt> OpenVla::BuildPrompt(std::string_view instruction) const {
+  const absl::StatusOr<std::string> lower = LowerCase(instruction);
+  if (!lower.ok()) return InvalidField("instruction", FromAbsl(lower.status().message()));
+  const std::string text = config_.vicuna_prompt ? StrCat(kVicunaBegin, *lower, kVicunaEnd)
+                                                 : StrCat(kPromptBegin, *lower, kPromptEnd);
+  absl::StatusOr<std::vector<int32_t>> ids = tokenizer_->Encode(text, {.allow_special = false});
+  if (!ids.ok()) return InvalidField("instruction", FromAbsl(ids.status().message()));
+  return PromptOf(*std::move(ids), "instruction");
+}
+
+absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+  constexpr std::string_view kField = "token_ids";
+  if (ids.empty() || ids.front() != bos_) {
+    return InvalidField(kField, StrCat("the first id must be BOS, ", bos_));
+  }
+  if (ids.size() > spec_.max_positions) {
+    return InvalidField(kField, StrCat(ids.size(), " ids, more than the model's ",
+                                       spec_.max_positions, " positions"));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= static_cast<int32_t>(spec_.vocab_size)) {
+      return InvalidField(kField, StrCat("id ", ids[i], " at index ", i, " is outside [0, ",
+                                         spec_.vocab_size, ")"));
+    }
+  }
+  return PromptOf({ids.begin(), ids.end()}, kField);
+}
+
+absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, const Rgb8Image& image) const {
+  if (camera >= spec_.cameras.size()) {
+    return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
+                                         spec_.cameras.size(), " camera"));
+  }
+  return preprocessor_.Apply(image);
+}
+
+bool OpenVla::IsActionToken(int32_t id) const {
+  const auto end = static_cast<int32_t>(config_.action_vocab);
+  return id < end && id >= end - static_cast<int32_t>(config_.action_bins);
+}
+
+absl::StatusOr<const OpenVlaStatistics*> OpenVla::FindStatistics(std::string_view key) const {
+  std::string known;
+  for (const OpenVlaStatistics& s : config_.statistics) {
+    if (s.key == key) return &s;
+    StrAppend(&known, known.empty() ? "" : ", ", s.key);
+  }
+  return InvalidField("statistics_key", StrCat("unknown \"", key, "\"; known: ", known));
+}
+
+absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> tokens,
+                                                   std::string_view statistics_key,
+                                                   InvalidTokenPolicy policy) const {
+  ASSIGN_OR_RETURN(const OpenVlaStatistics* s, FindStatistics(statistics_key));
+  if (tokens.size() != s->q01.size()) {
+    return absl::InvalidArgumentError(
+        StrCat(tokens.size(), " action tokens, expected ", s->q01.size()));
+  }
+  const int64_t centres = int64_t{config_.action_bins} - 1;
+  const double width = 2.0 / static_cast<double>(centres);
+  // numpy.linspace(-1, 1, action_bins)[i]
+  const auto edge = [&](int64_t i) {
+    return i == centres ? 1.0 : static_cast<double>(i) * width - 1.0;
+  };
+  ActionChunk chunk;
+  chunk.tokens.assign(tokens.begin(), tokens.end());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] == kInvalidSample) {
+      return DecodeError(Reason::kNonFinite,
+                         StrCat("action token ", i, ": the logits held NaN or Inf"));
+    }
+    if (policy == InvalidTokenPolicy::kFail && !IsActionToken(tokens[i])) {
+      return DecodeError(
+          Reason::kInvalidActionToken,
+          StrCat("action token ", i, ": id ", tokens[i], " is outside the action range [",
+                 config_.action_vocab - config_.action_bins, ", ", config_.action_vocab, ")"));
+    }
+    const int64_t bin =
+        std::clamp<int64_t>(int64_t{config_.action_vocab} - tokens[i] - 1, 0, centres - 1);
+    const double centre = (edge(bin) + edge(bin + 1)) / 2.0;
+    const double value =
+        s->mask[i] ? 0.5 * (centre + 1) * (s->q99[i] - s->q01[i]) + s->q01[i] : centre;
+    if (!std::isfinite(value)) {
+      return DecodeError(
+          Reason::kNonFinite,
+          StrCat("action value ", i, " is not finite: the range of \"", s->key, "\" is too wide"));
+    }
+    chunk.normalized.push_back(static_cast<float>(centre));
+    chunk.values.push_back(value);
+  }
+  return chunk;
+}
+
+absl::Status OpenVla::Project(ExecContext& ctx, const TensorView& features,
+                              std::span<const TensorView> out) const {
+  const int64_t patches = config_.vision_tokens();
+  TensorView x = features;
+  for (size_t i = 0; i < projector_.size(); ++i) {
+    const ProjectorLayer& layer = projector_[i];
+    LinearArgs args;
+    args.weight = layer.weight.get();
+    args.bias = layer.bias->View(DType::kF32, {layer.weight->n()});
+    if (i + 1 < projector_.size()) {
+      ASSIGN_OR_RETURN(args.y, ctx.arena.New(compute_, {x.dim(0), layer.weight->n()}));
+      args.x = x;
+      args.activation = Activation::kGeluErf;
+      RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, args));
+      x = args.y;
+      continue;
+    }
+    for (size_t g = 0; g < out.size(); ++g) {
+      const auto begin = static_cast<int64_t>(g) * patches;
+      args.x = x.Rows(begin, begin + patches);
+      args.y = out[g];
+      RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, args));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OpenVla::Encode(ExecContext& ctx, const EncodeBatch& batch) const {
+  const auto frames = static_cast<int64_t>(batch.out.size());
+  if (frames == 0) return absl::OkStatus();
+  if (batch.rgb.rank != 4 || batch.rgb.dim(0) != frames ||
+      batch.rgb.dim(1) != preprocessor_.height() || batch.rgb.dim(2) != preprocessor_.width()) {
+    return absl::InvalidArgumentError(
+        StrCat("openvla: ", frames, " frames do not fit ", batch.rgb.DebugString()));
+  }
+  const ArenaScope scope(ctx.arena);
+  StageTap tap(ctx, backend_);
+  const int64_t patches = config_.vision_tokens();
+  ASSIGN_OR_RETURN(const TensorView features,
+                   ctx.arena.New(compute_, {frames * patches, config_.features}));
+  int64_t column = 0;
+  for (const VitTower& tower : towers_) {
+    const int64_t end = column + tower.spec().width;
+    RETURN_IF_ERROR(tower.Run(ctx, tap, batch.rgb, features.Columns(column, end)));
+    column = end;
+  }
+  RETURN_IF_ERROR(tap.Record("vision.features", features));
+  RETURN_IF_ERROR(Project(ctx, features, batch.out));
+  for (const TensorView& out : batch.out) RETURN_IF_ERROR(tap.Record("vision.projected", out));
+  return tap.Finish();
+}
+
+absl::Status OpenVla::Forward(ExecContext& ctx, const TrunkBatch& batch) const {
+  StageTap tap(ctx, backend_);
+  RETURN_IF_ERROR(trunk_->Forward(ctx, tap, batch));
+  return tap.Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> LoadOpenVla(const Checkpoint& checkpoint, Backend& backend,
+                                                   const ModelOptions& options) {
+  if (options.compute != DType::kF32 && options.compute != DType::kBf16) {
+    return absl::InvalidArgumentError(
+        StrCat("openvla computes in f32 or bf16, not ", DTypeName(options.compute)));
+  }
+  ASSIGN_OR_RETURN(Preprocessor preprocessor, Preprocessor::Load(checkpoint));
+  ASSIGN_OR_RETURN(OpenVlaConfig config, ReadOpenVlaConfig(checkpoint, preprocessor));
+  auto model = std::make_unique<OpenVla>(std::move(config), std::move(preprocessor), backend,
+                                         options.compute);
+  RETURN_IF_ERROR(model->Load(checkpoint));
+  return model;
+}
+
+}  // namespace saccade

@@ -1,0 +1,57 @@
+#pragma once
+// What an OpenVLA folder says about itself, checked: config.json, preprocessor_config.json, dataset
+// statistics and the shapes of the weights. Nothing is loaded. A setting this server would not
+// follow exactly is an error that names its key; unknown keys are ignored.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "model/checkpoint.h"
+#include "model/layers_llama.h"
+#include "model/layers_vit.h"
+#include "model/preprocess.h"
+
+namespace saccade {
+
+// How a normalised action becomes a command: mask ? 0.5 * (a + 1) * (q99 - q01) + q01 : a.
+struct OpenVlaStatistics {
+  std::string key;
+  std::vector<double> q01;
+  std::vector<double> q99;
+  std::vector<bool> mask;
+};
+
+struct OpenVlaConfig {
+  std::vector<VitSpec> towers;  // in channel order of the features
+  LlamaSpec llama;
+  uint32_t features = 0;         // width of all towers together
+  bool fused_projector = false;  // fc1 gelu fc2 gelu fc3; else fc1 gelu fc2
+  uint32_t max_positions = 0;
+  uint32_t action_bins = 0;   // n_action_bins: action ids, one more than there are centres
+  uint32_t action_vocab = 0;  // ids of the tokenizer: vocabulary without its padding
+  bool vicuna_prompt = false;
+  std::vector<OpenVlaStatistics> statistics;  // sorted by key
+  uint32_t max_action_dim = 0;
+
+  uint32_t vision_tokens() const { return towers.front().patches(); }
+  // Widths between the projector's layers: features, then the output of each.
+  std::vector<uint32_t> projector_widths() const;
+  // Every tensor that is read.
+  std::vector<TensorSpec> Tensors() const;
+  size_t EncodeWorkspaceBytes(uint32_t frames, DType compute) const;
+  size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows, DType compute) const;
+};
+
+// True for an OpenVLA folder without the separate action head of OpenVLA-OFT.
+bool IsOpenVla(const Checkpoint& checkpoint);
+
+absl::StatusOr<OpenVlaConfig> ReadOpenVlaConfig(const Checkpoint& checkpoint,
+                                                const Preprocessor& preprocessor);
+
+// Tensors of the file that an OpenVLA model of this configuration does not have, such as biases or
+// extra norms: serving without them would not be exact. Sorted.
+std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
+                                           const OpenVlaConfig& config);
+
+}  // namespace saccade
