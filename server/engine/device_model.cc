@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
+#include "base/strings.h"
 
 namespace saccade {
 namespace {
@@ -43,7 +43,7 @@ class MetaWriter {
 };
 
 absl::Status PlanTooLarge(std::string_view what) {
-  return absl::InternalError(absl::StrCat("a step plan passes the worker's limit of ", what));
+  return absl::InternalError(StrCat("a step plan passes the worker's limit of ", what));
 }
 
 // One tapped request alone in a step gets its taps; a mixed step has none.

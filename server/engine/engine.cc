@@ -11,7 +11,7 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/str_cat.h"
+#include "base/strings.h"
 #include "base/inbox.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
@@ -177,12 +177,12 @@ absl::Status Engine::Impl::Start() {
     const ServedModel& model = models_[m];
     const ModelId id(static_cast<int32_t>(m));
     if (model.instances.empty() || model.instances.size() != model.workers.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("model ", model.name, ": one instance per worker is needed"));
+      return absl::InvalidArgumentError(StrCat("model ", model.name, ": one instance per worker is needed"));
     }
     for (size_t i = 0; i < model.instances.size(); ++i) {
       const auto worker = static_cast<size_t>(model.workers[i].value());
       if (worker >= backends_.size()) {
-        return absl::InvalidArgumentError(absl::StrCat("model ", model.name, ": no such worker"));
+        return absl::InvalidArgumentError(StrCat("model ", model.name, ": no such worker"));
       }
       DeviceModelOptions device;
       device.num_blocks = model.kv.num_blocks;
@@ -283,7 +283,7 @@ absl::Status Engine::Impl::WarmUp() {
       const absl::Status status = done.get();
       const Reason reason = GetErrorInfo(status).reason;
       if (!status.ok() && reason != Reason::kInvalidActionToken && reason != Reason::kNonFinite) {
-        return absl::Status(status.code(), absl::StrCat("warm-up of model ", model.name, ": ", status.message()));
+        return absl::Status(status.code(), StrCat("warm-up of model ", model.name, ": ", status.message()));
       }
     }
   }
@@ -449,7 +449,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
       info.reason = Reason::kInvalidActionToken;
       scheduler_->Fail(token.request,
                        MakeError(absl::StatusCode::kInternal,
-                                 absl::StrCat("action token ", token.index, " of sample ", token.sample, " is id ",
+                                 StrCat("action token ", token.index, " of sample ", token.sample, " is id ",
                                               token.token, ", which is no action token"),
                                  info),
                        now);

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 #include "kv/timeline.h"
 
@@ -30,11 +31,6 @@ struct KvCacheOptions {
   std::array<PartitionQuota, kModalities>
       partitions{};  // floor <= cap; floors sum to num_blocks at most
 };
-
-enum class EvictionReason : uint8_t { kOwnPartition, kOtherPartition, kFlush };
-inline constexpr size_t kEvictionReasons = 3;
-inline constexpr std::array<std::string_view, kEvictionReasons> kEvictionReasonNames = {
-    "own_partition", "other_partition", "flush"};
 
 struct PartitionStats {
   uint32_t held = 0;  // blocks named by an open sequence
