@@ -1,6 +1,8 @@
 #include "config/config.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -187,22 +189,24 @@ bool IsName(std::string_view text) {
          std::all_of(text.begin(), text.end(), good);
 }
 
-// "host:port", "[ipv6]:port"; the port 1..65535.
+// "host:port", "[ipv6]:port"; the port 1..65535. A numeric host must be a real address: some
+// resolvers quietly take 999.1.1.1 for another one.
 bool IsAddress(std::string_view text) {
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos) return false;
-  std::string_view host = text.substr(0, colon);
   const std::optional<uint64_t> port = ReadInteger(text.substr(colon + 1));
   if (!port || *port < 1 || *port > 65'535) return false;
-  std::string_view extra = "-.";
+  const std::string host(text.substr(0, colon));
+  std::array<unsigned char, sizeof(in6_addr)> parsed{};
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-    extra = ":.";
+    return ::inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), parsed.data()) == 1;
   }
-  return !host.empty() && host.size() <= 253 && std::all_of(host.begin(), host.end(), [&](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
-           extra.find(c) != std::string_view::npos;
-  });
+  if (host.find_first_not_of("0123456789.") == std::string::npos) {
+    return ::inet_pton(AF_INET, host.c_str(), parsed.data()) == 1;
+  }
+  return host.size() <= 253 && std::all_of(host.begin(), host.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.';
+         });
 }
 
 // Why `text` is not acceptable, or empty.

@@ -150,7 +150,8 @@ inline double ToSeconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-// Serves GET /metrics on its own thread until destroyed.
+// Serves GET /metrics on its own threads until destroyed, which takes up to 2 s (the poll interval
+// of the HTTP server underneath).
 class MetricsExposer {
  public:
   // `address` is host:port, port 0 takes a free one. UNAVAILABLE naming the address when it cannot

@@ -242,15 +242,15 @@ TEST(ConfigTest, OtherTypesAreCheckedToo) {
 }
 
 TEST(ConfigTest, AddressesNeedAHostAndAPort) {
-  for (const char* bad :
-       {"127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:080", "127.0.0.1:80a", ":80",
-        "127.0.0.1:-1", "127.0.0.1:", "a b:80", "::1:80", "[]:80", "50051", ""}) {
+  for (const char* bad : {"127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:080",
+                          "127.0.0.1:80a", ":80", "127.0.0.1:-1", "127.0.0.1:", "a b:80", "::1:80",
+                          "[]:80", "[zz]:80", "999.1.1.1:80", "1.2.3:80", "50051", ""}) {
     EXPECT_THAT(Refusal(WithModel(StrCat("server: {listen: \"", bad, "\"}"))),
                 HasSubstr("server.listen: got"))
         << bad;
   }
-  for (const char* good :
-       {"0.0.0.0:1", "localhost:65535", "[::]:50051", "[fe80::1]:80", "vla-1.example.org:443"}) {
+  for (const char* good : {"0.0.0.0:1", "localhost:65535", "[::]:50051", "[fe80::1]:80",
+                           "10.0.0.1:7", "vla-1.example.org:443"}) {
     EXPECT_TRUE(Parse(WithModel(StrCat("server: {listen: \"", good, "\"}"))).ok()) << good;
   }
   EXPECT_THAT(Refusal(WithModel("server: {listen: \"a:1\", metrics_listen: \"a:1\"}")),

@@ -1,0 +1,44 @@
+#include <prometheus/exposer.h>
+
+#include <exception>
+
+#include "base/strings.h"
+#include "metrics/metrics.h"
+
+namespace saccade {
+
+class MetricsExposer::Server {
+ public:
+  // Few threads and a short timeout: a peer that connects and sends nothing holds a thread for that
+  // long.
+  Server(const std::string& address, std::shared_ptr<prometheus::Registry> registry)
+      : registry_(std::move(registry)),
+        exposer_(std::vector<std::string>{"listening_ports", address, "num_threads", "4",
+                                          "request_timeout_ms", "2000"}) {
+    exposer_.RegisterCollectable(registry_);
+  }
+  std::vector<int> ports() const { return exposer_.GetListeningPorts(); }
+
+ private:
+  std::shared_ptr<prometheus::Registry> registry_;  // the exposer keeps only a weak reference
+  prometheus::Exposer exposer_;
+};
+
+MetricsExposer::MetricsExposer(std::unique_ptr<Server> server, int port)
+    : server_(std::move(server)), port_(port) {}
+MetricsExposer::~MetricsExposer() = default;
+
+absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
+                                                                      const Metrics& metrics) {
+  try {
+    auto server = std::make_unique<Server>(address, metrics.registry());
+    const std::vector<int> ports = server->ports();
+    if (ports.empty()) return absl::UnavailableError(StrCat("metrics: cannot listen on ", address));
+    return std::unique_ptr<MetricsExposer>(new MetricsExposer(std::move(server), ports.front()));
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(
+        StrCat("metrics: cannot listen on ", address, " (is the port in use?): ", e.what()));
+  }
+}
+
+}  // namespace saccade
