@@ -2,10 +2,16 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
 namespace saccade {
+namespace {
+
+std::string Name(size_t m) { return std::string(kModalityNames[m]); }
+
+}  // namespace
 
 BlockPool::BlockPool(uint32_t num_blocks, const std::array<PartitionQuota, kModalities>& quotas)
     : blocks_(num_blocks), buckets_(std::bit_ceil(std::max<size_t>(num_blocks, 1)), kNone) {
@@ -240,7 +246,7 @@ absl::Status BlockPool::Check(std::span<const uint32_t> edges,
       if (b.claimed) return broken("block ", i, " is claimed and in an LRU");
       ++idle[m];
     }
-    if (p.newest != last) return broken("LRU of ", kModalityNames[m], " ends elsewhere");
+    if (p.newest != last) return broken("LRU of ", Name(m), " ends elsewhere");
   }
   for (const Victim& v : claimed) {
     if (!place(v.block, 3)) return broken("claimed block ", v.block, " is in another list");
@@ -301,12 +307,12 @@ absl::Status BlockPool::Check(std::span<const uint32_t> edges,
   for (size_t m = 0; m < kModalities; ++m) {
     const Partition& p = partitions_[m];
     if (p.held != held[m] || p.idle != idle[m]) {
-      return broken(kModalityNames[m], ": counted ", p.held, " held and ", p.idle, " idle, found ",
-                    held[m], " and ", idle[m]);
+      return broken(Name(m), ": counted ", p.held, " held and ", p.idle, " idle, found ", held[m],
+                    " and ", idle[m]);
     }
     const uint32_t used = p.held + p.idle;
     if (used > p.quota.cap)
-      return broken(kModalityNames[m], " holds ", used, " blocks, its cap is ", p.quota.cap);
+      return broken(Name(m), " holds ", used, " blocks, its cap is ", p.quota.cap);
     if (used < p.quota.floor) promised += p.quota.floor - used;
     total += used;
   }

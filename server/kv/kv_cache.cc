@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,8 @@ namespace {
 
 constexpr uint32_t kMaxBlocks = 1u << 24;
 constexpr double kEmaKeep = 0.9;
+
+std::string Name(size_t m) { return std::string(kModalityNames[m]); }
 
 // Tokens [begin, end) that page `index` of a sequence has room for.
 struct PageSpan {
@@ -130,7 +133,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const KvCacheOptions& o
   for (size_t m = 0; m < kModalities; ++m) {
     const PartitionQuota& quota = options.partitions[m];
     if (quota.floor > quota.cap) {
-      return InvalidField(absl::StrCat("partitions.", kModalityNames[m], ".floor"),
+      return InvalidField(absl::StrCat("partitions.", Name(m), ".floor"),
                           absl::StrCat("is ", quota.floor, ", above the cap ", quota.cap));
     }
     floors += quota.floor;
@@ -177,8 +180,7 @@ absl::Status KvCache::CheckFits(const Timeline& timeline, uint32_t action_tokens
   for (size_t m = 0; m < kModalities; ++m) {
     const PartitionQuota& quota = options_.partitions[m];
     if (need[m] > quota.cap) {
-      return never(need[m], " ", kModalityNames[m], " blocks, its partition has at most ",
-                   quota.cap);
+      return never(need[m], " ", Name(m), " blocks, its partition has at most ", quota.cap);
     }
     total += need[m];
     kept += std::max<uint64_t>(quota.floor, need[m]) - need[m];
@@ -283,7 +285,8 @@ absl::Status KvCache::Reserve(Sequence& s, uint32_t upto) {
     if (pool_->Take(plan_->capacity, m, plan_->victims)) return absl::OkStatus();
     pool_->Unclaim(plan_->victims, record.victims_before);
     plan_->capacity = record.capacity_before;
-    return absl::ResourceExhaustedError(absl::StrCat("kv: no ", ModalityName(m), " block to take"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("kv: no ", Name(static_cast<size_t>(m)), " block to take"));
   };
 
   uint64_t end = 0;  // of the planned pages
