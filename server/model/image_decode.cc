@@ -1,0 +1,378 @@
+#include "model/image_decode.h"
+
+#include <png.h>
+#include <turbojpeg.h>
+
+#include <algorithm>
+#include <array>
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/strings.h"
+
+namespace saccade {
+namespace {
+
+constexpr std::string_view kField = "image";
+constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
+
+absl::Status CheckSize(uint64_t width, uint64_t height, const ImageLimits& limits,
+                       std::string_view width_field, std::string_view height_field) {
+  if (width < 1 || width > limits.max_width) {
+    return InvalidField(width_field,
+                        StrCat("width of ", width, " pixels, allowed 1 to ", limits.max_width));
+  }
+  if (height < 1 || height > limits.max_height) {
+    return InvalidField(height_field,
+                        StrCat("height of ", height, " pixels, allowed 1 to ", limits.max_height));
+  }
+  if (width * height > limits.max_pixels) {  // both fit in 32 bits
+    return InvalidField(width_field, StrCat(width, " x ", height,
+                                            " pixels, more than the limit of ", limits.max_pixels));
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------------------------------- EXIF
+
+// Reads inside one EXIF block in its byte order; out of range reads give nullopt.
+class TiffReader {
+ public:
+  TiffReader(std::span<const uint8_t> bytes, bool big_endian)
+      : bytes_(bytes), big_endian_(big_endian) {}
+  std::optional<uint32_t> Read(size_t offset, size_t size) const {
+    if (offset > bytes_.size() || size > bytes_.size() - offset) return std::nullopt;
+    uint32_t value = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const uint32_t byte = bytes_[offset + i];
+      value |= byte << (8 * (big_endian_ ? size - 1 - i : i));
+    }
+    return value;
+  }
+
+ private:
+  std::span<const uint8_t> bytes_;
+  bool big_endian_;
+};
+
+// Orientation (tag 0x0112, a SHORT in IFD0) of a TIFF block; 1 when absent or malformed.
+int OrientationOfTiff(std::span<const uint8_t> tiff) {
+  if (tiff.size() < 8) return 1;
+  const bool big = tiff[0] == 'M' && tiff[1] == 'M';
+  if (!big && !(tiff[0] == 'I' && tiff[1] == 'I')) return 1;
+  const TiffReader reader(tiff, big);
+  if (reader.Read(2, 2) != 42U) return 1;
+  const size_t ifd = *reader.Read(4, 4);
+  const std::optional<uint32_t> count = reader.Read(ifd, 2);
+  if (!count) return 1;
+  for (size_t i = 0; i < *count; ++i) {
+    const size_t entry = ifd + 2 + i * 12;
+    const std::optional<uint32_t> tag = reader.Read(entry, 2);
+    if (!tag) return 1;
+    if (*tag != 0x0112) continue;
+    const uint32_t value = reader.Read(entry + 8, 2).value_or(1);
+    const bool is_short = reader.Read(entry + 2, 2) == 3U && reader.Read(entry + 4, 4) == 1U;
+    return is_short && value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+  }
+  return 1;
+}
+
+int OrientationOfJpeg(std::span<const uint8_t> bytes) {
+  constexpr std::string_view kExif("Exif\0\0", 6);
+  size_t i = 2;  // after SOI
+  while (i + 4 <= bytes.size() && bytes[i] == 0xFF) {
+    const uint8_t marker = bytes[i + 1];
+    if (marker == 0xFF) {  // fill byte
+      ++i;
+      continue;
+    }
+    if (marker == 0xDA || marker == 0xD9) break;  // scan data or the end: no more headers
+    if (marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) {
+      i += 2;
+      continue;
+    }
+    const size_t size = static_cast<size_t>(bytes[i + 2]) << 8 | bytes[i + 3];
+    if (size < 2 || size > bytes.size() - i - 2) break;
+    const std::span<const uint8_t> payload = bytes.subspan(i + 4, size - 2);
+    if (marker == 0xE1 && payload.size() > kExif.size() &&
+        std::memcmp(payload.data(), kExif.data(), kExif.size()) == 0) {
+      return OrientationOfTiff(payload.subspan(kExif.size()));
+    }
+    i += 2 + size;
+  }
+  return 1;
+}
+
+uint32_t ReadBig32(const uint8_t* p) {
+  return static_cast<uint32_t>(p[0]) << 24 | static_cast<uint32_t>(p[1]) << 16 |
+         static_cast<uint32_t>(p[2]) << 8 | p[3];
+}
+
+int OrientationOfPng(std::span<const uint8_t> bytes) {
+  size_t i = kPngSignature.size();
+  while (bytes.size() - i >= 12) {
+    const size_t size = ReadBig32(bytes.data() + i);
+    if (size > bytes.size() - i - 12) break;
+    if (std::memcmp(bytes.data() + i + 4, "eXIf", 4) == 0) {
+      return OrientationOfTiff(bytes.subspan(i + 8, size));
+    }
+    if (std::memcmp(bytes.data() + i + 4, "IEND", 4) == 0) break;
+    i += 12 + size;
+  }
+  return 1;
+}
+
+// The picture as it is to be looked at.
+Rgb8Image Orient(Rgb8Image in, int orientation) {
+  if (orientation == 1) return in;
+  const bool swap = orientation >= 5;
+  Rgb8Image out;
+  out.width = swap ? in.height : in.width;
+  out.height = swap ? in.width : in.height;
+  out.rgb.resize(in.rgb.size());
+  const auto w = static_cast<ptrdiff_t>(in.width);
+  const auto h = static_cast<ptrdiff_t>(in.height);
+  // Source pixel of output (x, y): start + x * step_x + y * step_y.
+  ptrdiff_t start = 0;
+  ptrdiff_t step_x = 1;
+  ptrdiff_t step_y = w;
+  switch (orientation) {
+    case 2:  // mirrored left to right
+      start = w - 1, step_x = -1, step_y = w;
+      break;
+    case 3:  // upside down
+      start = h * w - 1, step_x = -1, step_y = -w;
+      break;
+    case 4:  // mirrored top to bottom
+      start = (h - 1) * w, step_x = 1, step_y = -w;
+      break;
+    case 5:  // transposed
+      start = 0, step_x = w, step_y = 1;
+      break;
+    case 6:  // to be turned clockwise
+      start = (h - 1) * w, step_x = -w, step_y = 1;
+      break;
+    case 7:  // transposed about the other diagonal
+      start = h * w - 1, step_x = -w, step_y = -1;
+      break;
+    default:  // 8: to be turned counter-clockwise
+      start = w - 1, step_x = w, step_y = -1;
+      break;
+  }
+  uint8_t* to = out.rgb.data();
+  for (ptrdiff_t y = 0; y < static_cast<ptrdiff_t>(out.height); ++y) {
+    const uint8_t* from = in.rgb.data() + (start + y * step_y) * 3;
+    for (uint32_t x = 0; x < out.width; ++x, to += 3, from += step_x * 3) {
+      std::memcpy(to, from, 3);
+    }
+  }
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------- JPEG
+
+absl::StatusOr<Rgb8Image> DecodeJpeg(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+  struct Destroy {
+    void operator()(void* handle) const { tjDestroy(handle); }
+  };
+  const std::unique_ptr<void, Destroy> handle(tjInitDecompress());
+  if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a JPEG decoder");
+  int width = 0;
+  int height = 0;
+  int subsampling = 0;
+  int colorspace = 0;
+  const auto size = static_cast<unsigned long>(bytes.size());
+  if (tjDecompressHeader3(handle.get(), bytes.data(), size, &width, &height, &subsampling,
+                          &colorspace) != 0) {
+    return InvalidField(kField, StrCat("JPEG: ", tjGetErrorStr2(handle.get())));
+  }
+  if (width < 1 || height < 1) return InvalidField(kField, "JPEG: empty");
+  if (colorspace == TJCS_CMYK || colorspace == TJCS_YCCK) {
+    return InvalidField(kField, "JPEG: CMYK and YCCK are not supported, send RGB or gray");
+  }
+  RETURN_IF_ERROR(CheckSize(static_cast<uint64_t>(width), static_cast<uint64_t>(height), limits,
+                            kField, kField));
+  Rgb8Image image;
+  image.width = static_cast<uint32_t>(width);
+  image.height = static_cast<uint32_t>(height);
+  image.rgb.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
+  if (tjDecompress2(handle.get(), bytes.data(), size, image.rgb.data(), width, /*pitch=*/0, height,
+                    TJPF_RGB, TJFLAG_ACCURATEDCT | TJFLAG_STOPONWARNING | TJFLAG_LIMITSCANS) != 0) {
+    return InvalidField(kField, StrCat("JPEG: ", tjGetErrorStr2(handle.get())));
+  }
+  return Orient(std::move(image), OrientationOfJpeg(bytes));
+}
+
+// ----------------------------------------------------------------------------------------- PNG
+
+struct PngSource {
+  const uint8_t* data = nullptr;
+  size_t left = 0;
+  std::array<char, 160> error{};
+};
+
+void PngRead(png_structp png, png_bytep out, size_t size) {
+  auto* source = static_cast<PngSource*>(png_get_io_ptr(png));
+  if (size > source->left) png_error(png, "truncated");
+  std::memcpy(out, source->data, size);
+  source->data += size;
+  source->left -= size;
+}
+
+[[noreturn]] void PngError(png_structp png, png_const_charp message) {
+  auto* source = static_cast<PngSource*>(png_get_error_ptr(png));
+  std::snprintf(source->error.data(), source->error.size(), "%s", message);
+  png_longjmp(png, 1);
+}
+
+void PngWarning(png_structp /*png*/, png_const_charp /*message*/) {}
+
+class PngDecoder {
+ public:
+  explicit PngDecoder(std::span<const uint8_t> bytes) {
+    source_.data = bytes.data();
+    source_.left = bytes.size();
+    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &source_, PngError, PngWarning);
+    if (png_ != nullptr) info_ = png_create_info_struct(png_);
+  }
+  ~PngDecoder() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  PngDecoder(const PngDecoder&) = delete;
+  PngDecoder& operator=(const PngDecoder&) = delete;
+
+  bool valid() const { return info_ != nullptr; }
+  const char* error() const { return source_.error.data(); }
+  size_t row_bytes() const { return png_get_rowbytes(png_, info_); }
+  int channels() const { return png_get_channels(png_, info_); }
+  int bit_depth() const { return png_get_bit_depth(png_, info_); }
+
+  // libpng leaves these two functions by longjmp on an error: nothing in them has a destructor.
+  // Afterwards rows are RGB or RGBA of 8 or (big-endian) 16 bits.
+  bool ReadHeader(const ImageLimits& limits) {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
+    png_set_read_fn(png_, &source_, PngRead);
+    png_set_user_limits(png_, limits.max_width, limits.max_height);
+    png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
+    png_set_benign_errors(png_, 0);
+    // Skip every ancillary chunk but tRNS: no colour management, no text to decompress.
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+    png_read_info(png_, info_);
+    if (png_get_color_type(png_, info_) == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png_);
+    if (png_get_bit_depth(png_, info_) < 8) png_set_expand_gray_1_2_4_to_8(png_);
+    if (png_get_valid(png_, info_, PNG_INFO_tRNS) != 0) png_set_tRNS_to_alpha(png_);
+    png_set_gray_to_rgb(png_);
+    png_set_interlace_handling(png_);
+    png_read_update_info(png_, info_);
+    return true;
+  }
+  bool ReadPixels(png_bytepp rows) {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
+    png_read_image(png_, rows);
+    png_read_end(png_, nullptr);
+    return true;
+  }
+
+ private:
+  PngSource source_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+};
+
+// v / 257 and a * c / max, rounded to nearest.
+uint8_t From16(uint32_t v) { return static_cast<uint8_t>((v + 128) / 257); }
+uint32_t OnBlack(uint32_t c, uint32_t a, uint32_t max) { return (c * a + max / 2) / max; }
+
+void ConvertRow(const uint8_t* in, int channels, int bit_depth, uint32_t width, uint8_t* out) {
+  const bool alpha = channels == 4;
+  const auto step = static_cast<size_t>(channels);
+  if (bit_depth == 8) {
+    for (uint32_t x = 0; x < width; ++x, in += step) {
+      for (size_t c = 0; c < 3; ++c) {
+        *out++ = alpha ? static_cast<uint8_t>(OnBlack(in[c], in[3], 255)) : in[c];
+      }
+    }
+    return;
+  }
+  const auto sample = [](const uint8_t* p) { return static_cast<uint32_t>(p[0]) << 8 | p[1]; };
+  for (uint32_t x = 0; x < width; ++x, in += step * 2) {
+    for (size_t c = 0; c < 3; ++c) {
+      const uint32_t v = sample(in + c * 2);
+      *out++ = From16(alpha ? OnBlack(v, sample(in + 6), 65535) : v);
+    }
+  }
+}
+
+absl::StatusOr<Rgb8Image> DecodePng(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+  // Signature, chunk length and type, then width and height: checked before libpng sees a byte.
+  if (bytes.size() < 24 || std::memcmp(bytes.data() + 12, "IHDR", 4) != 0) {
+    return InvalidField(kField, "PNG: truncated or without an IHDR chunk");
+  }
+  Rgb8Image image;
+  image.width = ReadBig32(bytes.data() + 16);
+  image.height = ReadBig32(bytes.data() + 20);
+  RETURN_IF_ERROR(CheckSize(image.width, image.height, limits, kField, kField));
+
+  PngDecoder decoder(bytes);
+  if (!decoder.valid()) return absl::ResourceExhaustedError("no memory for a PNG decoder");
+  if (!decoder.ReadHeader(limits)) return InvalidField(kField, StrCat("PNG: ", decoder.error()));
+  const int channels = decoder.channels();
+  const int bit_depth = decoder.bit_depth();
+  const size_t row_bytes = decoder.row_bytes();
+  const size_t out_row_bytes = static_cast<size_t>(image.width) * 3;
+  if ((channels != 3 && channels != 4) || (bit_depth != 8 && bit_depth != 16) ||
+      row_bytes !=
+          static_cast<size_t>(image.width) * static_cast<size_t>(channels * bit_depth / 8)) {
+    return InvalidField(kField, "PNG: unsupported pixel layout");
+  }
+  image.rgb.resize(out_row_bytes * image.height);
+  const bool direct = row_bytes == out_row_bytes;
+  std::vector<uint8_t> wide;
+  if (!direct) wide.resize(row_bytes * image.height);
+  std::vector<png_bytep> rows(image.height);
+  for (size_t y = 0; y < rows.size(); ++y) {
+    rows[y] = direct ? image.rgb.data() + y * out_row_bytes : wide.data() + y * row_bytes;
+  }
+  if (!decoder.ReadPixels(rows.data())) {
+    return InvalidField(kField, StrCat("PNG: ", decoder.error()));
+  }
+  for (size_t y = 0; !direct && y < rows.size(); ++y) {
+    ConvertRow(rows[y], channels, bit_depth, image.width, image.rgb.data() + y * out_row_bytes);
+  }
+  return Orient(std::move(image), OrientationOfPng(bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+  if (bytes.size() > limits.max_bytes) {
+    return InvalidField(kField,
+                        StrCat(bytes.size(), " bytes, more than the limit of ", limits.max_bytes));
+  }
+  if (bytes.size() >= 3 && bytes[0] == 0xFF && bytes[1] == 0xD8 && bytes[2] == 0xFF) {
+    return DecodeJpeg(bytes, limits);
+  }
+  if (bytes.size() >= kPngSignature.size() &&
+      std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin())) {
+    return DecodePng(bytes, limits);
+  }
+  return InvalidField(kField, bytes.empty() ? "empty" : "neither a JPEG nor a PNG image");
+}
+
+absl::Status CheckRawRgb8(int64_t width, int64_t height, size_t bytes, const ImageLimits& limits) {
+  if (width < 1) return InvalidField("width", StrCat(width, " pixels, must be positive"));
+  if (height < 1) return InvalidField("height", StrCat(height, " pixels, must be positive"));
+  RETURN_IF_ERROR(CheckSize(static_cast<uint64_t>(width), static_cast<uint64_t>(height), limits,
+                            "width", "height"));
+  const uint64_t expected = static_cast<uint64_t>(width) * static_cast<uint64_t>(height) * 3;
+  if (bytes != expected) {
+    return InvalidField("data", StrCat(bytes, " bytes, but ", width, " x ", height,
+                                       " pixels of RGB8 take ", expected));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace saccade
