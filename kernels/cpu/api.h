@@ -1,10 +1,11 @@
 #pragma once
-// Host kernels: one table of functions per instruction-set level, chosen once at start-up. The kernels know nothing of
-// tensors, threads or errors: the caller has checked every shape, splits the work and hands each task its own scratch.
-// A row's bits depend neither on how the work is split nor on the other rows of a call.
+// Host kernels: one table of functions per instruction-set level, chosen once at start-up. The
+// kernels know nothing of tensors, threads or errors: the caller has checked every shape, splits
+// the work and hands each task its own scratch. A row's bits depend neither on how the work is
+// split nor on the other rows of a call.
 //
-// The files of a level are compiled with that level's flags and share this header, so it holds plain data and
-// declarations only: nothing here may become code.
+// The files of a level are compiled with that level's flags and share this header, so it holds
+// plain data and declarations only: nothing here may become code.
 #include <cstddef>
 #include <cstdint>
 
@@ -22,20 +23,24 @@ enum class Type : uint8_t { kF32, kBf16 };
 
 enum class Act : uint8_t { kNone, kGeluErf, kGeluTanh, kSilu, kRelu };
 
-// Tokens of one K/V page. Fixed, so that one 512-bit register holds one element of all tokens of a page.
+// Tokens of one K/V page. Fixed, so that one 512-bit register holds one element of all tokens of a
+// page.
 constexpr int64_t kPageTokens = 16;
 constexpr int64_t kTilePages = 4;
 constexpr int64_t kTileTokens = kPageTokens * kTilePages;
 constexpr int64_t kMaxHeadDim = 512;
-// Every scratch pointer below is 64-byte aligned and this large, and belongs to one thread during the call.
+// Every scratch pointer below is 64-byte aligned and this large, and belongs to one thread during
+// the call.
 constexpr size_t kScratchBytes = size_t{3} << 20;
 
-// How a weight matrix [n, k] lies in memory: panels of `panel` columns n, each k-major. With `pairs`, two consecutive k
-// of a column lie side by side: [k/2][panel][2]; else [k][panel]. Both are padded with zeros to whole panels and pairs.
+// How a weight matrix [n, k] lies in memory: panels of `panel` columns n, each k-major. With
+// `pairs`, two consecutive k of a column lie side by side: [k/2][panel][2]; else [k][panel]. Both
+// are padded with zeros to whole panels and pairs.
 struct PanelLayout {
   int64_t panel;
   bool pairs;
-  int64_t interleave;  // of a gated weight: this many gate columns, then as many up columns, and so on
+  int64_t
+      interleave;  // of a gated weight: this many gate columns, then as many up columns, and so on
 };
 
 // Activations of a GEMM in the form that the level multiplies.
@@ -44,7 +49,8 @@ struct PackedRows {
   int64_t stride;  // elements from row to row; unused by tile formats
 };
 
-// What happens to a sum before it is stored; see LinearArgs in server/tensor/ops.h. Null means absent.
+// What happens to a sum before it is stored; see LinearArgs in server/tensor/ops.h. Null means
+// absent.
 struct Epilogue {
   const float* bias;
   const float* scale;
@@ -61,12 +67,14 @@ struct Gemm {
   const void* weight;
   Type type;
   int64_t n, k;
-  Epilogue out;  // of gated weights: y is [rows, n/2], act is applied to the gate, the rest is absent
+  Epilogue
+      out;  // of gated weights: y is [rows, n/2], act is applied to the gate, the rest is absent
 };
 
-// Where K and V of a layer lie. Head h of block b: K at base + b*block_stride + h*k_head_bytes, V at
-// base + b*block_stride + v_offset + h*v_head_bytes. D is head_dim, padded with zeros to k_dim (even) and v_dim (a
-// multiple of 16). BF16: K [k_dim/2][16 tokens][2], V [8][v_dim][2] (pairs of tokens). F32: K [k_dim][16], V [16][v_dim].
+// Where K and V of a layer lie. Head h of block b: K at base + b*block_stride + h*k_head_bytes, V
+// at base + b*block_stride + v_offset + h*v_head_bytes. D is head_dim, padded with zeros to k_dim
+// (even) and v_dim (a multiple of 16). BF16: K [k_dim/2][16 tokens][2], V [8][v_dim][2] (pairs of
+// tokens). F32: K [k_dim][16], V [16][v_dim].
 struct KvLayout {
   unsigned char* base;
   size_t block_stride, k_head_bytes, v_head_bytes, v_offset;
@@ -85,8 +93,9 @@ struct QkvRope {
   const float* const* row_cos_sin;  // [rows] head_dim/2 cosines, then head_dim/2 sines
 };
 
-// Attention of one block of query rows over pages. Lane t of page p is visible to a row iff t < page_len[p] and
-// page_pos[p] + t <= row_pos. Pages are taken four at a time from the first: a tile.
+// Attention of one block of query rows over pages. Lane t of page p is visible to a row iff t <
+// page_len[p] and page_pos[p] + t <= row_pos. Pages are taken four at a time from the first: a
+// tile.
 struct Attention {
   const void* q;
   int64_t q_stride;
@@ -96,8 +105,8 @@ struct Attention {
   int64_t q_heads;
   float scale;
   KvLayout kv;
-  const int32_t* row_pos;   // [rows]; null: every row sees every token
-  const int32_t* pages;     // of the sequence
+  const int32_t* row_pos;  // [rows]; null: every row sees every token
+  const int32_t* pages;    // of the sequence
   const int32_t* page_len;
   const int32_t* page_pos;  // null where row_pos is
   int64_t num_pages;
@@ -111,41 +120,55 @@ struct Kernels {
   Isa isa;
   PanelLayout f32_layout, bf16_layout;
 
-  // --- GEMM. Rows of x are used as they are when `RowsReady`, else packed to `packed_rows_bytes` by `PackRows`, any range
-  // of rows [row_begin, row_end) whose begin is a multiple of 32.
+  // --- GEMM. Rows of x are used as they are when `RowsReady`, else packed to `packed_rows_bytes`
+  // by `PackRows`, any range of rows [row_begin, row_end) whose begin is a multiple of 32.
   bool (*rows_ready)(Type weight, Type x, int64_t k);
   size_t (*packed_rows_bytes)(Type weight, int64_t rows, int64_t k);
   int64_t (*packed_stride)(Type weight, int64_t k);
-  void (*pack_rows)(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k, int64_t row_begin, int64_t row_end,
-                    void* out);
-  // Rows [row_begin, row_end), at most kGemmRows, begin a multiple of 32, times panels [panel_begin, panel_end).
-  void (*linear)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end, void* scratch);
-  void (*gated)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end, void* scratch);
+  void (*pack_rows)(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k,
+                    int64_t row_begin, int64_t row_end, void* out);
+  // Rows [row_begin, row_end), at most kGemmRows, begin a multiple of 32, times panels
+  // [panel_begin, panel_end).
+  void (*linear)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                 int64_t panel_end, void* scratch);
+  void (*gated)(const Gemm&, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                int64_t panel_end, void* scratch);
   // Panels that hold whole heads only; rows * (panel_end - panel_begin) * panel <= kQkvSums.
-  void (*qkv)(const Gemm&, const QkvRope&, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-              void* scratch);
+  void (*qkv)(const Gemm&, const QkvRope&, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+              int64_t panel_end, void* scratch);
 
-  // --- Attention. Rows [row_begin, row_end) of the query heads of one K/V head. All pages of a call are of one sequence.
-  void (*attention)(const Attention&, int64_t kv_head, int64_t row_begin, int64_t row_end, void* scratch);
-  // Writes `tokens` rows of k and v of one head to the pages of head `kv_head` of blocks 0, 1, ..., padding included. The
-  // type is the layout's.
-  void (*pack_kv)(const KvLayout&, int64_t kv_head, const void* k, const void* v, int64_t stride, int64_t tokens);
+  // --- Attention. Rows [row_begin, row_end) of the query heads of one K/V head. All pages of a
+  // call are of one sequence.
+  void (*attention)(const Attention&, int64_t kv_head, int64_t row_begin, int64_t row_end,
+                    void* scratch);
+  // Writes `tokens` rows of k and v of one head to the pages of head `kv_head` of blocks 0, 1, ...,
+  // padding included. The type is the layout's.
+  void (*pack_kv)(const KvLayout&, int64_t kv_head, const void* k, const void* v, int64_t stride,
+                  int64_t tokens);
 
   // --- Rows.
   void (*rms_norm)(const float* x, const float* gamma, void* y, Type y_type, int64_t n, float eps);
-  void (*layer_norm)(const float* x, const float* gamma, const float* beta, void* y, Type y_type, int64_t n, float eps);
+  void (*layer_norm)(const float* x, const float* gamma, const float* beta, void* y, Type y_type,
+                     int64_t n, float eps);
   void (*to_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*to_f32)(const uint16_t* x, float* y, int64_t n);
   // The lowest index among the largest values; -1 when one of them is NaN or infinite, or n is 0.
   int64_t (*argmax_finite)(const float* x, int64_t n);
 };
 
-// Null where the machine, the operating system or the build lacks the level. `kAuto` gives the best one.
+// Null where the machine, the operating system or the build lacks the level. `kAuto` gives the best
+// one.
 const Kernels* FindKernels(Isa isa);
 const char* IsaName(Isa isa);
 
-// Packs up to layout.panel columns of a weight, k long each; a null column is zero. `out` holds one panel.
-void PackPanel(const PanelLayout& layout, Type type, const void* const* columns, Type source, int64_t k, void* out);
+// One column of a weight, as the checkpoint has it: k elements; null means zeros.
+struct WeightColumn {
+  const void* data;
+  Type type;
+};
+// Packs layout.panel columns, k long each. `out` holds PanelBytes.
+void PackPanel(const PanelLayout& layout, Type type, const WeightColumn* columns, int64_t k,
+               void* out);
 size_t PanelBytes(const PanelLayout& layout, Type type, int64_t k);
 
 }  // namespace saccade::cpu

@@ -1,6 +1,6 @@
 // Compiled with -mavx2 -mfma -mf16c.
-#include "kernels/cpu/levels.h"
 #include "kernels/cpu/simd/avx2.h"
+#include "kernels/cpu/levels.h"
 // The shared source below is over the Simd above.
 #include "kernels/cpu/impl/table.h"
 

@@ -1,6 +1,6 @@
 // Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl and the flags of AVX2.
-#include "kernels/cpu/levels.h"
 #include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/levels.h"
 // The shared source below is over the Simd above.
 #include "kernels/cpu/impl/table.h"
 

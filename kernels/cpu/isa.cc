@@ -1,5 +1,5 @@
-// What the machine and the operating system offer. Sources: Intel SDM vol. 1 chapters 13 (XSAVE) and 18 (AMX), Linux
-// Documentation/arch/x86/xstate.rst.
+// What the machine and the operating system offer. Sources: Intel SDM vol. 1 chapters 13 (XSAVE)
+// and 18 (AMX), Linux Documentation/arch/x86/xstate.rst.
 #include <cstdint>
 #include <initializer_list>
 

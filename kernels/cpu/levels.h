@@ -1,5 +1,6 @@
 #pragma once
-// The table of each level. Only isa.cc calls these, after it has seen that the machine has the level.
+// The table of each level. Only isa.cc calls these, after it has seen that the machine has the
+// level.
 #include "kernels/cpu/api.h"
 
 namespace saccade::cpu {

@@ -1,6 +1,7 @@
 #pragma once
-// Attention as online softmax over tiles of four pages. P is the policy of the products for the type of the pages.
-// Source of the online softmax: Milakov and Gimelshein, arXiv 1805.02867; of the tiling: Dao et al., arXiv 2205.14135.
+// Attention as online softmax over tiles of four pages. P is the policy of the products for the
+// type of the pages. Source of the online softmax: Milakov and Gimelshein, arXiv 1805.02867; of the
+// tiling: Dao et al., arXiv 2205.14135.
 #include "kernels/cpu/impl/gemm.h"
 
 namespace saccade::cpu {
@@ -19,7 +20,8 @@ struct TilePages {
 
 // S[R, 64] = Q[R, d] * K^T of the tile.
 template <class P, int R>
-SACCADE_INLINE void ScoreTile(const typename P::A* q, int64_t ldq, const TilePages& t, int64_t steps, float* s) {
+SACCADE_INLINE void ScoreTile(const typename P::A* q, int64_t ldq, const TilePages& t,
+                              int64_t steps, float* s) {
   constexpr int kVecs = kPanelVecs;
   constexpr int kPages = kVecs / kPageVecs;  // at once
   for (int64_t page = 0; page < kTilePages; page += kPages) {
@@ -50,19 +52,22 @@ SACCADE_INLINE void ScoreTile(const typename P::A* q, int64_t ldq, const TilePag
 
 // O[R, NV vectors] = O * alpha + P[R, 64] * V of the tile, columns from `d0`.
 template <class P, int R, int NV>
-SACCADE_INLINE void ValueColumns(const typename P::A* p, const float* alpha, const unsigned char* const* v, int64_t v_dim,
-                                 int64_t d0, float* o) {
+SACCADE_INLINE void ValueColumns(const typename P::A* p, const float* alpha,
+                                 const unsigned char* const* v, int64_t v_dim, int64_t d0,
+                                 float* o) {
   V acc[R][NV];
   SACCADE_UNROLL
   for (int i = 0; i < R; ++i) {
     const V factor = Simd::Set(alpha[i]);
     SACCADE_UNROLL
-    for (int j = 0; j < NV; ++j) acc[i][j] = Simd::Mul(Simd::Load(o + i * v_dim + d0 + j * Simd::kLanes), factor);
+    for (int j = 0; j < NV; ++j)
+      acc[i][j] = Simd::Mul(Simd::Load(o + i * v_dim + d0 + j * Simd::kLanes), factor);
   }
   for (int64_t page = 0; page < kTilePages; ++page) {
     const auto* from = reinterpret_cast<const typename P::B*>(v[page]) + d0 * P::kK;
     for (int64_t step = 0; step < kPageTokens / P::kK; ++step) {
-      P::template Step<R, NV>(acc, p, kTileTokens, [&](int j) { return from + j * Simd::kLanes * P::kK; });
+      P::template Step<R, NV>(acc, p, kTileTokens,
+                              [&](int j) { return from + j * Simd::kLanes * P::kK; });
       p += P::kK;
       from += v_dim * P::kK;
     }
@@ -75,8 +80,8 @@ SACCADE_INLINE void ValueColumns(const typename P::A* p, const float* alpha, con
 }
 
 template <class P, int R>
-SACCADE_INLINE void ValueTile(const typename P::A* p, const float* alpha, const unsigned char* const* v, int64_t v_dim,
-                              float* o) {
+SACCADE_INLINE void ValueTile(const typename P::A* p, const float* alpha,
+                              const unsigned char* const* v, int64_t v_dim, float* o) {
   const int64_t vecs = v_dim / Simd::kLanes;
   int64_t j = 0;
   for (; j + kPanelVecs <= vecs; j += kPanelVecs) {
@@ -141,14 +146,16 @@ inline bool ValuesFinite(const TilePages& t, int64_t v_dim) {
 
 // The pages of V with the lanes that a row does not see set to zero.
 template <class P>
-inline void MaskValues(const TilePages& t, const int64_t* visible, int64_t v_dim, typename P::B* masked,
-                       const unsigned char** pages) {
+inline void MaskValues(const TilePages& t, const int64_t* visible, int64_t v_dim,
+                       typename P::B* masked, const unsigned char** pages) {
   constexpr int64_t kPair = sizeof(typename P::B) == 4 ? 1 : 2;
   for (int64_t page = 0; page < kTilePages; ++page) {
     typename P::B* to = masked + page * kPageTokens * v_dim;
-    __builtin_memcpy(to, t.v[page], static_cast<size_t>(kPageTokens * v_dim) * sizeof(typename P::B));
+    __builtin_memcpy(to, t.v[page],
+                     static_cast<size_t>(kPageTokens * v_dim) * sizeof(typename P::B));
     for (int64_t token = visible[page]; token < kPageTokens; ++token) {
-      for (int64_t i = 0; i < v_dim; ++i) to[(token / kPair * v_dim + i) * kPair + token % kPair] = 0;
+      for (int64_t i = 0; i < v_dim; ++i)
+        to[(token / kPair * v_dim + i) * kPair + token % kPair] = 0;
     }
     pages[page] = reinterpret_cast<const unsigned char*>(to);
   }
@@ -163,8 +170,8 @@ SACCADE_INLINE int64_t Visible(int64_t len, int64_t pos, int64_t row_pos) {
 
 // One row of a tile: scores to weights, and the row's running maximum and sum.
 template <class P>
-SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all, float scale, typename P::A* p, float& most,
-                               float& sum, float& alpha) {
+SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all, float scale,
+                               typename P::A* p, float& most, float& sum, float& alpha) {
   constexpr int kVecs = static_cast<int>(kTileTokens) / Simd::kLanes;
   const V low = Simd::Set(-__builtin_inff());
   const V factor = Simd::Set(scale);
@@ -210,16 +217,19 @@ struct AttentionBlock {
 };
 
 template <class P>
-inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages& t, int64_t rows, float scale, bool all) {
+inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages& t, int64_t rows,
+                       float scale, bool all) {
   ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
     ScoreTile<P, R>(b.q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / P::kK, b.s + r * kTileTokens);
   });
   int64_t visible[kTilePages] = {kPageTokens, kPageTokens, kPageTokens, kPageTokens};
   for (int64_t r = 0; r < rows; ++r) {
     if (!all) {
-      for (int64_t page = 0; page < kTilePages; ++page) visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
+      for (int64_t page = 0; page < kTilePages; ++page)
+        visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
     }
-    SoftmaxRow<P>(b.s + r * kTileTokens, visible, all, scale, b.p + r * kTileTokens, b.most[r], b.sum[r], b.alpha[r]);
+    SoftmaxRow<P>(b.s + r * kTileTokens, visible, all, scale, b.p + r * kTileTokens, b.most[r],
+                  b.sum[r], b.alpha[r]);
   }
   if (all || ValuesFinite<P>(t, kv.v_dim)) {
     ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
@@ -227,10 +237,12 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
     });
     return;
   }
-  // A weight of 0 does not silence a NaN or an Inf: take those values away from every row that must not see them.
+  // A weight of 0 does not silence a NaN or an Inf: take those values away from every row that must
+  // not see them.
   for (int64_t r = 0; r < rows; ++r) {
     const unsigned char* pages[kTilePages];
-    for (int64_t page = 0; page < kTilePages; ++page) visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
+    for (int64_t page = 0; page < kTilePages; ++page)
+      visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
     MaskValues<P>(t, visible, kv.v_dim, b.masked, pages);
     ValueTile<P, 1>(b.p + r * kTileTokens, b.alpha + r, pages, kv.v_dim, b.o + r * kv.v_dim);
   }
@@ -239,7 +251,8 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
 constexpr int64_t kEveryPosition = INT32_MAX;
 
 template <class P>
-inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, int64_t row_end, unsigned char* scratch) {
+inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, int64_t row_end,
+                       unsigned char* scratch) {
   const KvLayout& kv = a.kv;
   const int64_t group = a.q_heads / kv.heads;
   const int64_t d = kv.head_dim;
@@ -253,13 +266,15 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
     next += (static_cast<size_t>(count) * size + 63) / 64 * 64;
     return at;
   };
-  b.q = reinterpret_cast<typename P::A*>(take(kBlockRows * (kMaxHeadDim + 2), sizeof(typename P::A)));
+  b.q =
+      reinterpret_cast<typename P::A*>(take(kBlockRows * (kMaxHeadDim + 2), sizeof(typename P::A)));
   b.s = reinterpret_cast<float*>(take(kBlockRows * kTileTokens, sizeof(float)));
   b.p = reinterpret_cast<typename P::A*>(take(kBlockRows * kTileTokens, sizeof(typename P::A)));
   b.o = reinterpret_cast<float*>(take(kBlockRows * kMaxHeadDim, sizeof(float)));
-  b.masked = reinterpret_cast<typename P::B*>(take(kTileTokens * kMaxHeadDim, sizeof(typename P::B)));
-  static_assert(kBlockRows * (kMaxHeadDim + 2) * 4 + kBlockRows * kTileTokens * 8 + kBlockRows * kMaxHeadDim * 4 +
-                    kTileTokens * kMaxHeadDim * 4 + 320 <=
+  b.masked =
+      reinterpret_cast<typename P::B*>(take(kTileTokens * kMaxHeadDim, sizeof(typename P::B)));
+  static_assert(kBlockRows * (kMaxHeadDim + 2) * 4 + kBlockRows * kTileTokens * 8 +
+                    kBlockRows * kMaxHeadDim * 4 + kTileTokens * kMaxHeadDim * 4 + 320 <=
                 static_cast<int64_t>(kScratchBytes));
 
   const int64_t lines = (row_end - row_begin) * group;  // (row, head of the group) in that order
@@ -270,7 +285,8 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = row_begin + (line0 + r) / group;
       const int64_t column = (kv_head * group + (line0 + r) % group) * d;
-      const auto* q = static_cast<const unsigned char*>(a.q) + (row * a.q_stride + column) * io_size;
+      const auto* q =
+          static_cast<const unsigned char*>(a.q) + (row * a.q_stride + column) * io_size;
       PackRow(kv.type, q, a.io_type, d, kv.k_dim, RowType<P>(), b.q + r * kv.k_dim);
       b.pos[r] = a.row_pos != nullptr ? int64_t{a.row_pos[row]} : kEveryPosition;
       least = b.pos[r] < least ? b.pos[r] : least;
@@ -314,7 +330,8 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
 
 // P is the policy of BF16 pages.
 template <class P>
-inline void AttentionEntry(const Attention& a, int64_t kv_head, int64_t row_begin, int64_t row_end, void* scratch) {
+inline void AttentionEntry(const Attention& a, int64_t kv_head, int64_t row_begin, int64_t row_end,
+                           void* scratch) {
   auto* bytes = static_cast<unsigned char*>(scratch);
   if (a.kv.type == Type::kF32) {
     AttendRows<MulF32>(a, kv_head, row_begin, row_end, bytes);
@@ -325,29 +342,35 @@ inline void AttentionEntry(const Attention& a, int64_t kv_head, int64_t row_begi
 
 // --- Pages from dense rows.
 
-inline void PackKv(const KvLayout& kv, int64_t kv_head, const void* k, const void* v, int64_t stride, int64_t tokens) {
+inline void PackKv(const KvLayout& kv, int64_t kv_head, const void* k, const void* v,
+                   int64_t stride, int64_t tokens) {
   const auto head = static_cast<size_t>(kv_head);
   for (int64_t token0 = 0; token0 < tokens; token0 += kPageTokens) {
     unsigned char* block = kv.base + static_cast<size_t>(token0 / kPageTokens) * kv.block_stride;
     unsigned char* k_page = block + head * kv.k_head_bytes;
     unsigned char* v_page = block + kv.v_offset + head * kv.v_head_bytes;
     const int64_t count = tokens - token0 < kPageTokens ? tokens - token0 : kPageTokens;
-    if (count < kPageTokens || kv.k_dim != kv.head_dim) __builtin_memset(k_page, 0, kv.k_head_bytes);
-    if (count < kPageTokens || kv.v_dim != kv.head_dim) __builtin_memset(v_page, 0, kv.v_head_bytes);
+    if (count < kPageTokens || kv.k_dim != kv.head_dim)
+      __builtin_memset(k_page, 0, kv.k_head_bytes);
+    if (count < kPageTokens || kv.v_dim != kv.head_dim)
+      __builtin_memset(v_page, 0, kv.v_head_bytes);
     for (int64_t t = 0; t < count; ++t) {
       const int64_t at = (token0 + t) * stride;
       if (kv.type == Type::kF32) {
         const float* key = static_cast<const float*>(k) + at;
         auto* to = reinterpret_cast<float*>(k_page) + t;
         for (int64_t i = 0; i < kv.head_dim; ++i) to[i * kPageTokens] = key[i];
-        __builtin_memcpy(reinterpret_cast<float*>(v_page) + t * kv.v_dim, static_cast<const float*>(v) + at,
+        __builtin_memcpy(reinterpret_cast<float*>(v_page) + t * kv.v_dim,
+                         static_cast<const float*>(v) + at,
                          static_cast<size_t>(kv.head_dim) * sizeof(float));
         continue;
       }
       const uint16_t* key = static_cast<const uint16_t*>(k) + at;
       const int64_t pairs = kv.head_dim / 2;
-      for (int64_t i = 0; i < pairs; ++i) __builtin_memcpy(k_page + (i * kPageTokens + t) * 4, key + 2 * i, 4);
-      if (kv.head_dim % 2 != 0) __builtin_memcpy(k_page + (pairs * kPageTokens + t) * 4, key + 2 * pairs, 2);
+      for (int64_t i = 0; i < pairs; ++i)
+        __builtin_memcpy(k_page + (i * kPageTokens + t) * 4, key + 2 * i, 4);
+      if (kv.head_dim % 2 != 0)
+        __builtin_memcpy(k_page + (pairs * kPageTokens + t) * 4, key + 2 * pairs, 2);
       const uint16_t* value = static_cast<const uint16_t*>(v) + at;
       auto* to = reinterpret_cast<uint16_t*>(v_page) + t / 2 * kv.v_dim * 2 + t % 2;
       for (int64_t i = 0; i < kv.head_dim; ++i) to[2 * i] = value[i];

@@ -1,6 +1,6 @@
 #pragma once
-// BF16 rows times BF16 columns with vdpbf16ps; a step is two k. Denormals count as zero, sums are rounded to nearest even
-// (Intel SDM, VDPBF16PS).
+// BF16 rows times BF16 columns with vdpbf16ps; a step is two k. Denormals count as zero, sums are
+// rounded to nearest even (Intel SDM, VDPBF16PS).
 #include "kernels/cpu/impl/multiply.h"
 
 namespace saccade::cpu {
@@ -28,7 +28,8 @@ struct MulBf16 {
     }
   }
   static SACCADE_INLINE void StoreA(A* p, V v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
-// GEMM over packed weights with fused epilogues, for levels that multiply in vector registers. `Narrow` is the policy of
-// few rows and `Many` that of many for BF16 weights: a level that widens BF16 does it once per block of a panel then.
+// GEMM over packed weights with fused epilogues, for levels that multiply in vector registers.
+// `Narrow` is the policy of few rows and `Many` that of many for BF16 weights: a level that widens
+// BF16 does it once per block of a panel then.
 #include "kernels/cpu/impl/multiply.h"
 
 namespace saccade::cpu {
@@ -18,7 +19,8 @@ SACCADE_INLINE int64_t PaddedK(int64_t k) {
 }
 
 // One row of x, rounded to `weight`'s type, as F32 or BF16, followed by zeros up to `padded`.
-inline void PackRow(Type weight, const void* x, Type x_type, int64_t k, int64_t padded, Type out_type, void* out) {
+inline void PackRow(Type weight, const void* x, Type x_type, int64_t k, int64_t padded,
+                    Type out_type, void* out) {
   alignas(64) uint16_t narrow[Simd::kLanes];
   for (int64_t i = 0; i < padded; i += Simd::kLanes) {
     const Simd::M in = Simd::FirstLanes(k - i);
@@ -34,7 +36,8 @@ inline void PackRow(Type weight, const void* x, Type x_type, int64_t k, int64_t 
 
 // --- Epilogues. c holds `rows` rows of one panel, `ldc` apart; the panel's first column is n0.
 
-inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0, const float* c, int64_t ldc) {
+inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0,
+                       const float* c, int64_t ldc) {
   for (int64_t i = 0; i < rows; ++i, c += ldc) {
     const int64_t row = row0 + i;
     for (int64_t j = 0; j < kPanel; j += Simd::kLanes) {
@@ -47,7 +50,8 @@ inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows,
       if (e.bias != nullptr) v = Simd::Add(v, load(e.bias + column));
       if (e.act != Act::kNone) v = Activate(v, e.act);
       if (e.scale != nullptr) v = Simd::Mul(v, load(e.scale + column));
-      if (e.residual != nullptr) v = Simd::Add(v, load(e.residual + row * e.residual_stride + column));
+      if (e.residual != nullptr)
+        v = Simd::Add(v, load(e.residual + row * e.residual_stride + column));
       if (whole) {
         StoreAs(e.y, e.y_type, row * e.y_stride + column, v);
       } else {
@@ -58,12 +62,14 @@ inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows,
 }
 
 // Gate and up alternate vector by vector; n0 is the panel's first column of y.
-inline void StoreGated(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0, const float* c, int64_t ldc) {
+inline void StoreGated(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0,
+                       const float* c, int64_t ldc) {
   for (int64_t i = 0; i < rows; ++i, c += ldc) {
     for (int64_t j = 0; j < kPanel / 2; j += Simd::kLanes) {
       const int64_t column = n0 + j;
       if (column >= n) break;
-      const V v = Simd::Mul(Activate(Simd::Load(c + 2 * j), e.act), Simd::Load(c + 2 * j + Simd::kLanes));
+      const V v =
+          Simd::Mul(Activate(Simd::Load(c + 2 * j), e.act), Simd::Load(c + 2 * j + Simd::kLanes));
       StoreAsN(e.y, e.y_type, (row0 + i) * e.y_stride + column, v, Simd::FirstLanes(n - column));
     }
   }
@@ -101,7 +107,8 @@ inline void AppendKey(const KvLayout& kv, unsigned char* page, int64_t offset, c
   ConvertRow(x, narrow, Type::kBf16, kv.head_dim);
   if (kv.head_dim % 2 != 0) narrow[kv.head_dim] = 0;
   unsigned char* to = page + offset * 4;
-  for (int64_t i = 0; i < kv.k_dim / 2; ++i) __builtin_memcpy(to + i * kPageTokens * 4, narrow + 2 * i, 4);
+  for (int64_t i = 0; i < kv.k_dim / 2; ++i)
+    __builtin_memcpy(to + i * kPageTokens * 4, narrow + 2 * i, 4);
 }
 
 inline void AppendValue(const KvLayout& kv, unsigned char* page, int64_t offset, const float* x) {
@@ -116,7 +123,8 @@ inline void AppendValue(const KvLayout& kv, unsigned char* page, int64_t offset,
 }
 
 // c holds `rows` rows of whole heads; `n0` is the first column.
-inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, int64_t columns, int64_t n, const float* c) {
+inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, int64_t columns,
+                     int64_t n, const float* c) {
   const KvLayout& kv = e.kv;
   const int64_t d = kv.head_dim;
   alignas(64) float turned[kMaxHeadDim];
@@ -146,8 +154,8 @@ inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, i
 // --- Products of one panel.
 
 template <class P, int R>
-SACCADE_INLINE void OneTile(const typename P::A* a, int64_t lda, const typename P::B* b, int64_t steps, float* c,
-                            int64_t ldc, bool first, bool streamed) {
+SACCADE_INLINE void OneTile(const typename P::A* a, int64_t lda, const typename P::B* b,
+                            int64_t steps, float* c, int64_t ldc, bool first, bool streamed) {
   if (streamed) {
     GemmTile<P, R, 1, true>(a, lda, b, 0, steps, c, ldc, 0, first);
   } else {
@@ -156,8 +164,8 @@ SACCADE_INLINE void OneTile(const typename P::A* a, int64_t lda, const typename 
 }
 
 template <class P>
-inline void AnyTile(int64_t rows, const typename P::A* a, int64_t lda, const typename P::B* b, int64_t steps, float* c,
-                    int64_t ldc, bool first, bool streamed) {
+inline void AnyTile(int64_t rows, const typename P::A* a, int64_t lda, const typename P::B* b,
+                    int64_t steps, float* c, int64_t ldc, bool first, bool streamed) {
   static_assert(P::kMaxRows <= 6);
   switch (rows) {
     case 1:
@@ -188,30 +196,34 @@ static_assert(kWideBytes + sizeof(float) * kQkvSums <= kScratchBytes);
 
 // c[row_end - row_begin, kPanel] = x * panel; emit(row, rows, c) is called when rows are complete.
 template <class P, class Emit>
-SACCADE_INLINE void MultiplyPanel(const Gemm& g, int64_t row_begin, int64_t row_end, const typename P::B* panel, float* c,
-                                  int64_t ldc, const Emit& emit) {
+SACCADE_INLINE void MultiplyPanel(const Gemm& g, int64_t row_begin, int64_t row_end,
+                                  const typename P::B* panel, float* c, int64_t ldc,
+                                  const Emit& emit) {
   const auto* a = static_cast<const typename P::A*>(g.x.data);
   const int64_t rows = row_end - row_begin;
   const int64_t steps = PaddedK<P>(g.k) / P::kK;
   const int64_t step_bytes = kPanel * P::kK * static_cast<int64_t>(sizeof(typename P::B));
   int64_t block = steps;
-  if (rows > P::kMaxRows) block = (rows <= kFewRows ? kFewBlockBytes : kManyBlockBytes) / step_bytes;
+  if (rows > P::kMaxRows)
+    block = (rows <= kFewRows ? kFewBlockBytes : kManyBlockBytes) / step_bytes;
   for (int64_t s = 0; s < steps; s += block) {
     const int64_t count = steps - s < block ? steps - s : block;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile = TileRows(rows - r, P::kMaxRows);
-      AnyTile<P>(tile, a + (row_begin + r) * g.x.stride + s * P::kK, g.x.stride, panel + s * kPanel * P::kK, count,
-                 c + r * ldc, ldc, s == 0, r == 0);
+      AnyTile<P>(tile, a + (row_begin + r) * g.x.stride + s * P::kK, g.x.stride,
+                 panel + s * kPanel * P::kK, count, c + r * ldc, ldc, s == 0, r == 0);
       if (s + count == steps) emit(row_begin + r, tile, c + r * ldc);
       r += tile;
     }
   }
 }
 
-// The same for many rows and a policy that widens: each block of the panel is widened once, then multiplied as F32.
+// The same for many rows and a policy that widens: each block of the panel is widened once, then
+// multiplied as F32.
 template <class Emit>
-SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t row_end, const uint16_t* panel, float* c,
-                                    int64_t ldc, float* wide, const Emit& emit) {
+SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t row_end,
+                                    const uint16_t* panel, float* c, int64_t ldc, float* wide,
+                                    const Emit& emit) {
   const auto* a = static_cast<const float*>(g.x.data);
   const int64_t rows = row_end - row_begin;
   const int64_t k = PaddedK<MulWide>(g.k);
@@ -227,7 +239,8 @@ SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t ro
     }
     for (int64_t r = 0; r < rows;) {
       const int64_t tile = TileRows(rows - r, MulF32::kMaxRows);
-      AnyTile<MulF32>(tile, a + (row_begin + r) * g.x.stride + s, g.x.stride, wide, count, c + r * ldc, ldc, s == 0, false);
+      AnyTile<MulF32>(tile, a + (row_begin + r) * g.x.stride + s, g.x.stride, wide, count,
+                      c + r * ldc, ldc, s == 0, false);
       if (s + count == k) emit(row_begin + r, tile, c + r * ldc);
       r += tile;
     }
@@ -240,8 +253,8 @@ inline const typename P::B* PanelAt(const Gemm& g, int64_t panel) {
 }
 
 template <class P, class Emit>
-SACCADE_INLINE void MultiplyAny(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel, float* c, int64_t ldc,
-                                unsigned char* scratch, const Emit& emit) {
+SACCADE_INLINE void MultiplyAny(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel,
+                                float* c, int64_t ldc, unsigned char* scratch, const Emit& emit) {
   if constexpr (P::kWidens) {
     if (row_end - row_begin > kFewRows) {
       auto* wide = reinterpret_cast<float*>(scratch);
@@ -254,8 +267,9 @@ SACCADE_INLINE void MultiplyAny(const Gemm& g, int64_t row_begin, int64_t row_en
 
 // Panels one after another; a single row takes several at once.
 template <class P, class Emit>
-SACCADE_INLINE void MultiplyPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                                   int64_t panel_end, unsigned char* scratch, const Emit& emit) {
+SACCADE_INLINE void MultiplyPanels(const Gemm& g, int64_t row_begin, int64_t row_end,
+                                   int64_t panel_begin, int64_t panel_end, unsigned char* scratch,
+                                   const Emit& emit) {
   auto* c = reinterpret_cast<float*>(scratch + kWideBytes);
   int64_t p = panel_begin;
   if (row_end - row_begin == 1) {
@@ -263,7 +277,8 @@ SACCADE_INLINE void MultiplyPanels(const Gemm& g, int64_t row_begin, int64_t row
     const auto* a = static_cast<const typename P::A*>(g.x.data) + row_begin * g.x.stride;
     const int64_t k = PaddedK<P>(g.k);
     for (; p + kAtOnce <= panel_end; p += kAtOnce) {
-      GemmTile<P, 1, kAtOnce, true>(a, 0, PanelAt<P>(g, p), kPanel * k, k / P::kK, c, 0, kPanel, true);
+      GemmTile<P, 1, kAtOnce, true>(a, 0, PanelAt<P>(g, p), kPanel * k, k / P::kK, c, 0, kPanel,
+                                    true);
       for (int64_t i = 0; i < kAtOnce; ++i) emit(p + i, row_begin, int64_t{1}, c + i * kPanel);
     }
   }
@@ -274,26 +289,28 @@ SACCADE_INLINE void MultiplyPanels(const Gemm& g, int64_t row_begin, int64_t row
 }
 
 template <class P>
-inline void LinearPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                         void* scratch) {
-  MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end, static_cast<unsigned char*>(scratch),
+inline void LinearPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                         int64_t panel_end, void* scratch) {
+  MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end,
+                    static_cast<unsigned char*>(scratch),
                     [&](int64_t p, int64_t row, int64_t rows, const float* c) {
                       StorePanel(g.out, g.n, row, rows, p * kPanel, c, kPanel);
                     });
 }
 
 template <class P>
-inline void GatedPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                        void* scratch) {
-  MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end, static_cast<unsigned char*>(scratch),
+inline void GatedPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                        int64_t panel_end, void* scratch) {
+  MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end,
+                    static_cast<unsigned char*>(scratch),
                     [&](int64_t p, int64_t row, int64_t rows, const float* c) {
                       StoreGated(g.out, g.n / 2, row, rows, p * (kPanel / 2), c, kPanel);
                     });
 }
 
 template <class P>
-inline void QkvPanels(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                      int64_t panel_end, void* scratch) {
+inline void QkvPanels(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_t row_end,
+                      int64_t panel_begin, int64_t panel_end, void* scratch) {
   auto* bytes = static_cast<unsigned char*>(scratch);
   auto* c = reinterpret_cast<float*>(bytes + kWideBytes);
   const int64_t columns = (panel_end - panel_begin) * kPanel;
@@ -317,35 +334,35 @@ struct GemmEntries {
     const size_t size = weight == Type::kF32 ? 4 : sizeof(typename P::A);
     return static_cast<size_t>(rows * Stride(weight, k)) * size;
   }
-  static void PackRows(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k, int64_t row_begin,
-                       int64_t row_end, void* out) {
+  static void PackRows(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k,
+                       int64_t row_begin, int64_t row_end, void* out) {
     const Type out_type = weight == Type::kF32 ? Type::kF32 : RowType<P>();
     const int64_t stride = Stride(weight, k);
     const int64_t in_size = x_type == Type::kF32 ? 4 : 2;
     const int64_t out_size = out_type == Type::kF32 ? 4 : 2;
     for (int64_t row = row_begin; row < row_end; ++row) {
-      PackRow(weight, static_cast<const unsigned char*>(x) + row * x_stride * in_size, x_type, k, stride, out_type,
-              static_cast<unsigned char*>(out) + row * stride * out_size);
+      PackRow(weight, static_cast<const unsigned char*>(x) + row * x_stride * in_size, x_type, k,
+              stride, out_type, static_cast<unsigned char*>(out) + row * stride * out_size);
     }
   }
-  static void Linear(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                     void* scratch) {
+  static void Linear(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                     int64_t panel_end, void* scratch) {
     if (g.type == Type::kF32) {
       LinearPanels<MulF32>(g, row_begin, row_end, panel_begin, panel_end, scratch);
     } else {
       LinearPanels<P>(g, row_begin, row_end, panel_begin, panel_end, scratch);
     }
   }
-  static void Gated(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                    void* scratch) {
+  static void Gated(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                    int64_t panel_end, void* scratch) {
     if (g.type == Type::kF32) {
       GatedPanels<MulF32>(g, row_begin, row_end, panel_begin, panel_end, scratch);
     } else {
       GatedPanels<P>(g, row_begin, row_end, panel_begin, panel_end, scratch);
     }
   }
-  static void Qkv(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                  int64_t panel_end, void* scratch) {
+  static void Qkv(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_t row_end,
+                  int64_t panel_begin, int64_t panel_end, void* scratch) {
     if (g.type == Type::kF32) {
       QkvPanels<MulF32>(g, e, row_begin, row_end, panel_begin, panel_end, scratch);
     } else {

@@ -1,6 +1,7 @@
 #pragma once
-// Vector exp, erf and the activations over the level's Simd. Errors are against the exact value, in units in the last
-// place of the result, over the whole range. Coefficients: Chebyshev fits of ours to the functions named.
+// Vector exp, erf and the activations over the level's Simd. Errors are against the exact value, in
+// units in the last place of the result, over the whole range. Coefficients: Chebyshev fits of ours
+// to the functions named.
 #include "kernels/cpu/api.h"
 
 namespace saccade::cpu {
@@ -8,10 +9,12 @@ namespace {
 
 using V = Simd::V;
 
-// e^x within 1.2 ulp; exactly 1 at 0; 0 below -87.33 (results stay normal numbers), infinity above 88.72.
+// e^x within 1.2 ulp; exactly 1 at 0; 0 below -87.33 (results stay normal numbers), infinity
+// above 88.72.
 SACCADE_INLINE V Exp(V x) {
   const V n = Simd::Round(Simd::Mul(x, Simd::Set(1.44269504f)));
-  V r = Simd::Fnma(n, Simd::Set(0.693359375f), x);  // ln 2 in two parts, the first exact times any n
+  V r =
+      Simd::Fnma(n, Simd::Set(0.693359375f), x);  // ln 2 in two parts, the first exact times any n
   r = Simd::Fnma(n, Simd::Set(-2.12194440e-4f), r);
   V p = Simd::Set(1.98911803e-4f);  // (e^r - 1 - r) / r^2 on |r| <= ln(2)/2
   p = Simd::Fma(p, r, Simd::Set(1.39338208e-3f));
@@ -51,7 +54,9 @@ SACCADE_INLINE V Erf(V x) {
   return Simd::Select(Simd::Greater(Simd::Abs(x), Simd::Set(0.9f)), big, small);
 }
 
-SACCADE_INLINE V Silu(V x) { return Simd::Div(x, Simd::Add(Simd::Set(1.0f), Exp(Simd::Sub(Simd::Zero(), x)))); }
+SACCADE_INLINE V Silu(V x) {
+  return Simd::Div(x, Simd::Add(Simd::Set(1.0f), Exp(Simd::Sub(Simd::Zero(), x))));
+}
 
 SACCADE_INLINE V GeluErf(V x) {
   const V half = Simd::Mul(x, Simd::Set(0.5f));

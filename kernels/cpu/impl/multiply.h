@@ -1,7 +1,8 @@
 #pragma once
-// The inner products of GEMM and attention: a register tile of R rows times NV vectors, advanced one step of k at a time.
-// Every accumulator is one chain over k in ascending order, whatever R and NV are: that is what makes a row's bits
-// independent of its neighbours. `at(j)` gives the address of vector j of the current step.
+// The inner products of GEMM and attention: a register tile of R rows times NV vectors, advanced
+// one step of k at a time. Every accumulator is one chain over k in ascending order, whatever R and
+// NV are: that is what makes a row's bits independent of its neighbours. `at(j)` gives the address
+// of vector j of the current step.
 #include "kernels/cpu/impl/math.h"
 
 namespace saccade::cpu {
@@ -30,8 +31,8 @@ struct MulF32 {
   static SACCADE_INLINE void StoreA(A* p, V v) { Simd::Store(p, v); }
 };
 
-// BF16 columns widened on the way, F32 rows that hold BF16 values; a step is two k. The same chain as MulF32 over the
-// widened columns.
+// BF16 columns widened on the way, F32 rows that hold BF16 values; a step is two k. The same chain
+// as MulF32 over the widened columns.
 struct MulWide {
   using A = float;
   using B = uint16_t;
@@ -55,8 +56,8 @@ struct MulWide {
   static SACCADE_INLINE void StoreA(A* p, V v) { Simd::Store(p, v); }
 };
 
-// Vectors of a GEMM panel, and the panels of one row count that are advanced together: a single row has too few
-// chains in one panel to hide the latency of its multiplications.
+// Vectors of a GEMM panel, and the panels of one row count that are advanced together: a single row
+// has too few chains in one panel to hide the latency of its multiplications.
 constexpr int kPanelVecs = Simd::kLanes == 16 ? 4 : 2;
 constexpr int64_t kPanel = int64_t{kPanelVecs} * Simd::kLanes;
 template <int R>
@@ -66,15 +67,17 @@ constexpr int64_t kPrefetchBytes = 2048;  // ahead of a weight that is read once
 
 // C[R, NV vectors] (+)= A * B over `steps` steps of NP panels, `panel_stride` elements apart.
 template <class P, int R, int NP, bool kStreamed>
-SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename P::B* b, int64_t panel_stride,
-                             int64_t steps, float* c, int64_t ldc, int64_t c_panel_stride, bool first) {
+SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename P::B* b,
+                             int64_t panel_stride, int64_t steps, float* c, int64_t ldc,
+                             int64_t c_panel_stride, bool first) {
   constexpr int kVecs = NP * kPanelVecs;
   V acc[R][kVecs];
   SACCADE_UNROLL
   for (int i = 0; i < R; ++i) {
     SACCADE_UNROLL
     for (int j = 0; j < kVecs; ++j) {
-      const float* from = c + i * ldc + (j / kPanelVecs) * c_panel_stride + (j % kPanelVecs) * Simd::kLanes;
+      const float* from =
+          c + i * ldc + (j / kPanelVecs) * c_panel_stride + (j % kPanelVecs) * Simd::kLanes;
       acc[i][j] = first ? Simd::Zero() : Simd::Load(from);
     }
   }
@@ -98,7 +101,8 @@ SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename
   for (int i = 0; i < R; ++i) {
     SACCADE_UNROLL
     for (int j = 0; j < kVecs; ++j) {
-      Simd::Store(c + i * ldc + (j / kPanelVecs) * c_panel_stride + (j % kPanelVecs) * Simd::kLanes, acc[i][j]);
+      Simd::Store(c + i * ldc + (j / kPanelVecs) * c_panel_stride + (j % kPanelVecs) * Simd::kLanes,
+                  acc[i][j]);
     }
   }
 }

@@ -13,13 +13,15 @@ SACCADE_INLINE float SumOver(int64_t n, const F& f) {
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
     SACCADE_UNROLL
-    for (int j = 0; j < 4; ++j) sum[j] = f(sum[j], i + j * Simd::kLanes, Simd::FirstLanes(Simd::kLanes));
+    for (int j = 0; j < 4; ++j)
+      sum[j] = f(sum[j], i + j * Simd::kLanes, Simd::FirstLanes(Simd::kLanes));
   }
   for (; i < n; i += Simd::kLanes) sum[0] = f(sum[0], i, Simd::FirstLanes(n - i));
   return Simd::Sum(Simd::Add(Simd::Add(sum[0], sum[1]), Simd::Add(sum[2], sum[3])));
 }
 
-inline void RmsNorm(const float* x, const float* gamma, void* y, Type y_type, int64_t n, float eps) {
+inline void RmsNorm(const float* x, const float* gamma, void* y, Type y_type, int64_t n,
+                    float eps) {
   const float squares = SumOver(n, [&](V sum, int64_t i, Simd::M m) {
     const V v = Simd::LoadN(x + i, m);
     return Simd::Fma(v, v, sum);
@@ -27,13 +29,15 @@ inline void RmsNorm(const float* x, const float* gamma, void* y, Type y_type, in
   const V factor = Simd::Set(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps));
   for (int64_t i = 0; i < n; i += Simd::kLanes) {
     const Simd::M m = Simd::FirstLanes(n - i);
-    StoreAsN(y, y_type, i, Simd::Mul(Simd::Mul(Simd::LoadN(x + i, m), factor), Simd::LoadN(gamma + i, m)), m);
+    StoreAsN(y, y_type, i,
+             Simd::Mul(Simd::Mul(Simd::LoadN(x + i, m), factor), Simd::LoadN(gamma + i, m)), m);
   }
 }
 
-inline void LayerNorm(const float* x, const float* gamma, const float* beta, void* y, Type y_type, int64_t n, float eps) {
-  const float total =
-      SumOver(n, [&](V sum, int64_t i, Simd::M m) { return Simd::Add(sum, Simd::LoadN(x + i, m)); });
+inline void LayerNorm(const float* x, const float* gamma, const float* beta, void* y, Type y_type,
+                      int64_t n, float eps) {
+  const float total = SumOver(
+      n, [&](V sum, int64_t i, Simd::M m) { return Simd::Add(sum, Simd::LoadN(x + i, m)); });
   const V mean = Simd::Set(total / static_cast<float>(n));
   const float squares = SumOver(n, [&](V sum, int64_t i, Simd::M m) {
     const V v = Simd::Select(m, Simd::Sub(Simd::LoadN(x + i, m), mean), Simd::Zero());

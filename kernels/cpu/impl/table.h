@@ -1,5 +1,6 @@
 #pragma once
-// The table of a level that multiplies in vector registers; P is its policy of BF16 weights and pages.
+// The table of a level that multiplies in vector registers; P is its policy of BF16 weights and
+// pages.
 #include "kernels/cpu/impl/attention.h"
 #include "kernels/cpu/impl/gemm.h"
 #include "kernels/cpu/impl/rows.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Eight floats in a 256-bit register (AVX2, FMA). Everything is internal to the file that includes it.
+// Eight floats in a 256-bit register (AVX2, FMA). Everything is internal to the file that includes
+// it.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -23,9 +24,13 @@ struct Simd {
   static SACCADE_INLINE V Zero() { return _mm256_setzero_ps(); }
   static SACCADE_INLINE V Set(float x) { return _mm256_set1_ps(x); }
   static SACCADE_INLINE V Load(const float* p) { return _mm256_loadu_ps(p); }
-  static SACCADE_INLINE V LoadN(const float* p, M m) { return _mm256_maskload_ps(p, _mm256_castps_si256(m)); }
+  static SACCADE_INLINE V LoadN(const float* p, M m) {
+    return _mm256_maskload_ps(p, _mm256_castps_si256(m));
+  }
   static SACCADE_INLINE void Store(float* p, V v) { _mm256_storeu_ps(p, v); }
-  static SACCADE_INLINE void StoreN(float* p, V v, M m) { _mm256_maskstore_ps(p, _mm256_castps_si256(m), v); }
+  static SACCADE_INLINE void StoreN(float* p, V v, M m) {
+    _mm256_maskstore_ps(p, _mm256_castps_si256(m), v);
+  }
 
   static SACCADE_INLINE V Widen(__m128i h) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
@@ -65,11 +70,13 @@ struct Simd {
 
   // Eight pairs of bf16 (lower address first), as two vectors of the even and the odd elements.
   static SACCADE_INLINE V PairEven(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
   }
   static SACCADE_INLINE V PairOdd(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-                                                _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                         _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }
 
   static SACCADE_INLINE V Add(V a, V b) { return _mm256_add_ps(a, b); }
@@ -78,19 +85,22 @@ struct Simd {
   static SACCADE_INLINE V Div(V a, V b) { return _mm256_div_ps(a, b); }
   static SACCADE_INLINE V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }    // a * b + c
   static SACCADE_INLINE V Fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
-  static SACCADE_INLINE V Max(V a, V b) { return _mm256_max_ps(a, b); }              // b where either is NaN
+  static SACCADE_INLINE V Max(V a, V b) { return _mm256_max_ps(a, b); }  // b where either is NaN
   static SACCADE_INLINE V Min(V a, V b) { return _mm256_min_ps(a, b); }
   static SACCADE_INLINE V Abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static SACCADE_INLINE V CopySign(V magnitude, V sign) {
     return _mm256_or_ps(Abs(magnitude), _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
   }
-  static SACCADE_INLINE V Round(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static SACCADE_INLINE V Round(V a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static SACCADE_INLINE M Less(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static SACCADE_INLINE M Greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static SACCADE_INLINE M Equal(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
   static SACCADE_INLINE unsigned Bits(M m) { return static_cast<unsigned>(_mm256_movemask_ps(m)); }
   static SACCADE_INLINE V Select(M m, V yes, V no) { return _mm256_blendv_ps(no, yes, m); }
-  // a * 2^n for whole n in [-150, 150], normal results: two factors, as 2^n itself may not be a normal number.
+  // a * 2^n for whole n in [-150, 150], normal results: two factors, as 2^n itself may not be a
+  // normal number.
   static SACCADE_INLINE V Scale(V a, V n) {
     const I whole = _mm256_cvtps_epi32(n);
     const I half = _mm256_srai_epi32(whole, 1);

@@ -1,6 +1,6 @@
 #pragma once
-// Sixteen floats in a 512-bit register. Everything is internal to the file that includes it: no code compiled with
-// AVX-512 flags may be visible to another file.
+// Sixteen floats in a 512-bit register. Everything is internal to the file that includes it: no
+// code compiled with AVX-512 flags may be visible to another file.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -32,7 +32,9 @@ struct Simd {
   static SACCADE_INLINE V LoadBf16(const uint16_t* p) {
     return Widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  static SACCADE_INLINE V LoadBf16N(const uint16_t* p, M m) { return Widen(_mm256_maskz_loadu_epi16(m, p)); }
+  static SACCADE_INLINE V LoadBf16N(const uint16_t* p, M m) {
+    return Widen(_mm256_maskz_loadu_epi16(m, p));
+  }
   // Round to nearest even; a NaN stays a (quiet) NaN.
   static SACCADE_INLINE __m256i Narrow(V v) {
     const I u = _mm512_castps_si512(v);
@@ -45,7 +47,9 @@ struct Simd {
   static SACCADE_INLINE void StoreBf16(uint16_t* p, V v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Narrow(v));
   }
-  static SACCADE_INLINE void StoreBf16N(uint16_t* p, V v, M m) { _mm256_mask_storeu_epi16(p, m, Narrow(v)); }
+  static SACCADE_INLINE void StoreBf16N(uint16_t* p, V v, M m) {
+    _mm256_mask_storeu_epi16(p, m, Narrow(v));
+  }
 
   // Sixteen pairs of bf16 (lower address first), as two vectors of the even and the odd elements.
   static SACCADE_INLINE V PairEven(const uint16_t* p) {
@@ -60,16 +64,18 @@ struct Simd {
   static SACCADE_INLINE V Sub(V a, V b) { return _mm512_sub_ps(a, b); }
   static SACCADE_INLINE V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
   static SACCADE_INLINE V Div(V a, V b) { return _mm512_div_ps(a, b); }
-  static SACCADE_INLINE V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }   // a * b + c
+  static SACCADE_INLINE V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   static SACCADE_INLINE V Fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
-  static SACCADE_INLINE V Max(V a, V b) { return _mm512_max_ps(a, b); }              // b where either is NaN
+  static SACCADE_INLINE V Max(V a, V b) { return _mm512_max_ps(a, b); }  // b where either is NaN
   static SACCADE_INLINE V Min(V a, V b) { return _mm512_min_ps(a, b); }
   static SACCADE_INLINE V Abs(V a) { return _mm512_abs_ps(a); }
   static SACCADE_INLINE V CopySign(V magnitude, V sign) {
     const I s = _mm512_and_si512(_mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN));
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(Abs(magnitude)), s));
   }
-  static SACCADE_INLINE V Round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static SACCADE_INLINE V Round(V a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static SACCADE_INLINE M Less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static SACCADE_INLINE M Greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static SACCADE_INLINE M Equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
