@@ -594,8 +594,10 @@ absl::Status RefOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
   const TensorView at = bind.Array(index, "index", kI32, rows);
   const TensorView to = bind.Device(out, "out", {kF32}, {rows, table.dims[1]});
   return bind.Submit(*queue, [from, tokens, at, to]() -> absl::Status {
-    RETURN_IF_ERROR(CheckIndices(at, to.dims[0], 0, tokens.dims[0], "Embed: index"));
+    RETURN_IF_ERROR(CheckIndices(at, to.dims[0], std::numeric_limits<int32_t>::min(),
+                                 tokens.dims[0], "Embed: index"));
     for (int64_t row = 0; row < to.dims[0]; ++row) {
+      if (I32At(at, row) < 0) continue;
       const int32_t id = I32At(tokens, I32At(at, row));
       const bool known = id >= 0 && id < from.dims[0];
       for (int64_t i = 0; i < to.dims[1]; ++i) {
