@@ -75,7 +75,7 @@ absl::Status LlamaTrunk::RecordCache(ExecContext& ctx, StageTap& tap, uint32_t l
   if (batch.paged.num_seqs != 1 || !(tap.Wants(k_name) || tap.Wants(v_name))) {
     return absl::OkStatus();
   }
-  const int64_t tokens = int64_t{batch.paged.num_pages} * batch.kv->geometry().block_tokens;
+  ASSIGN_OR_RETURN(const int64_t tokens, tap.CachedTokens(batch.paged));
   const int64_t width = int64_t{spec_.kv_heads} * spec_.head_dim;
   ASSIGN_OR_RETURN(const TensorView k, tap.Scratch(DType::kF32, {tokens, width}));
   ASSIGN_OR_RETURN(const TensorView v, tap.Scratch(DType::kF32, {tokens, width}));

@@ -41,8 +41,8 @@ class LlamaTrunk {
 
   const LlamaSpec& spec() const { return spec_; }
   // Stages: lm.embeds, lm.layer0.out, lm.final_norm.in [M, hidden]; lm.logits [R, vocab];
-  // prefill.k.N and prefill.v.N [>= tokens, kv_heads * head_dim]: the cache so far, for a batch of
-  // one sequence; rows past its tokens hold anything.
+  // prefill.k.N and prefill.v.N [tokens, kv_heads * head_dim]: the cache so far, for a batch of one
+  // sequence.
   absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const;
 
  private:

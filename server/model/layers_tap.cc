@@ -1,5 +1,6 @@
 #include "model/layers_tap.h"
 
+#include <numeric>
 #include <utility>
 
 namespace saccade {
@@ -22,6 +23,20 @@ absl::StatusOr<TensorView> StageTap::Scratch(DType dtype, std::initializer_list<
   ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer, backend_.Allocate(bytes, MemKind::kDevice));
   scratch_.push_back(std::move(buffer));
   return scratch_.back()->View(dtype, dims);
+}
+
+absl::StatusOr<int64_t> StageTap::CachedTokens(const PagedBatch& batch) {
+  if (cached_tokens_.has_value()) return *cached_tokens_;
+  const int64_t pages = batch.num_pages;
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Buffer> host,
+      backend_.Allocate(static_cast<size_t>(pages) * sizeof(int32_t), MemKind::kPinned));
+  const TensorView lengths = host->View(DType::kI32, {pages});
+  RETURN_IF_ERROR(ctx_.stream.Copy(lengths, batch.page_len.Rows(0, pages)));
+  RETURN_IF_ERROR(ctx_.stream.Synchronize());
+  const auto* length = lengths.As<int32_t>();
+  cached_tokens_ = std::accumulate(length, length + pages, int64_t{0});
+  return *cached_tokens_;
 }
 
 absl::Status StageTap::Finish() {

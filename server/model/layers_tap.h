@@ -4,6 +4,7 @@
 // One per Encode or Forward call, on the worker thread.
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,8 @@ class StageTap {
   absl::Status Record(std::string_view name, const TensorView& view);
   // Device memory for a value that the serving path does not keep; lives until Finish.
   absl::StatusOr<TensorView> Scratch(DType dtype, std::initializer_list<int64_t> dims);
+  // Tokens that the cache of a one-sequence batch holds. Waits for the device.
+  absl::StatusOr<int64_t> CachedTokens(const PagedBatch& batch);
   // Waits for the recorded copies and frees the scratch. Must be called after the last Record.
   absl::Status Finish();
 
@@ -30,6 +33,7 @@ class StageTap {
   const ExecContext& ctx_;
   Backend& backend_;
   std::vector<std::unique_ptr<Buffer>> scratch_;
+  std::optional<int64_t> cached_tokens_;
 };
 
 }  // namespace saccade
