@@ -478,9 +478,12 @@ absl::Status CpuOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
   check.Array(index, "index", kI32, rows);
   if (!check.ok()) return check.status();
   return s->Run([&]() -> absl::Status {
-    RETURN_IF_ERROR(CheckIndices(index, rows, 0, ids.dims[0], "Embed: index"));
+    RETURN_IF_ERROR(CheckIndices(index, rows, std::numeric_limits<int32_t>::min(), ids.dims[0],
+                                 "Embed: index"));
     ForRows(*s, rows, out.dims[1], [&](int64_t row) {
-      const int32_t id = ids.As<const int32_t>()[index.As<const int32_t>()[row]];
+      const int32_t at = index.As<const int32_t>()[row];
+      if (at < 0) return;
+      const int32_t id = ids.As<const int32_t>()[at];
       auto* to = reinterpret_cast<float*>(RowOf(out, row));
       if (id < 0 || id >= table.dims[0]) {
         std::fill_n(to, out.dims[1], std::numeric_limits<float>::quiet_NaN());
