@@ -27,7 +27,10 @@ std::string List(const Range& range, NameOf name_of) {
 
 std::string Shown(std::string_view name) {
   if (name.size() <= kMaxNameShown) return StrCat("\"", name, "\"");
-  return StrCat("\"", name.substr(0, kMaxNameShown), "...\" (", name.size(), " bytes)");
+  size_t cut = kMaxNameShown;
+  while (cut > 0 && (static_cast<unsigned char>(name[cut]) & 0xC0) == 0x80)
+    --cut;  // whole UTF-8 characters
+  return StrCat("\"", name.substr(0, cut), "...\" (", name.size(), " bytes)");
 }
 
 const auto kName = [](const auto& item) -> std::string_view { return item.name; };

@@ -1,0 +1,58 @@
+#pragma once
+// Domain types to protobuf messages and back. Pure functions; no gRPC.
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "engine/engine.h"
+#include "saccade/v1/inference.pb.h"
+#include "saccade/v1/models.pb.h"
+#include "saccade/v1/server.pb.h"
+#include "session/session.h"
+
+namespace saccade {
+
+// Every status that leaves the server has a reason: one without is given the reason of its code.
+v1::ErrorDetail ErrorDetailOf(const absl::Status& status);
+// Content of `grpc-status-details-bin`: a serialised v1::RpcStatus.
+std::string StatusDetails(const absl::Status& status);
+// As an event; `act_id` stays unset.
+v1::RequestError RequestErrorOf(const absl::Status& status, uint64_t message_number);
+
+v1::Limits LimitsOf(const Config& config);
+v1::LatencyClass LatencyClassOf(const LatencyClass& klass);
+// FAILED_PRECONDITION when `space` does not divide the actions of every set of statistics.
+absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& config);
+
+// One act request on its way through the engine.
+struct ActInfo {
+  uint64_t act_id = 0;
+  uint64_t message_number = 0;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  std::string_view latency_class;   // of the engine's options
+  std::string_view statistics_key;  // of the model's spec
+  const v1::ActionSpace* action_space = nullptr;
+  std::shared_ptr<const Observation> observation;
+  const ModelSpec* spec = nullptr;
+};
+v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result);
+
+// Bounds checks and conversion. INVALID_ARGUMENT names "<prefix>.<field>".
+struct ActFields {
+  std::optional<Micros> deadline;  // own one, from arrival
+  Micros max_frame_age{0};
+  uint32_t samples = 1;
+  float temperature = 0;
+};
+absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_samples,
+                                        std::string_view prefix);
+absl::StatusOr<std::vector<ExecutedAction>> ReadExecuted(const v1::ExecutedActions& executed);
+
+// The pixels of a frame: decoded, or copied when raw. INVALID_ARGUMENT names "<prefix>.<field>".
+absl::StatusOr<Rgb8Image> ReadImage(const v1::VisionFrame& frame, const ImageLimits& limits,
+                                    std::string_view prefix);
+
+}  // namespace saccade

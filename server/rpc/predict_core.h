@@ -1,0 +1,43 @@
+#pragma once
+// PredictCore: one Predict call without its transport: a session that lives for one request.
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "rpc/codec.h"
+#include "rpc/serving.h"
+
+namespace saccade {
+
+class PredictCore : public std::enable_shared_from_this<PredictCore> {
+ public:
+  // Called exactly once, from any thread, also from inside Start.
+  using Done = std::function<void(const absl::StatusOr<v1::PredictResponse>&)>;
+
+  PredictCore(std::shared_ptr<Serving> service, SessionLease lease, Done done);
+
+  // A status when the bytes were no message. `call_deadline` is the call's own.
+  void Start(const absl::StatusOr<v1::PredictRequest*>& request, TimePoint received,
+             TimePoint call_deadline);
+  // The client is gone or the call's deadline passed.
+  void OnCancelled();
+  // The transport is gone; Done is not called any more.
+  void Detach();
+
+ private:
+  class Flight;
+  absl::Status Submit(const v1::PredictRequest& request, TimePoint received,
+                      TimePoint call_deadline);
+  void Finish(const absl::StatusOr<v1::PredictResponse>& response);
+
+  const std::shared_ptr<Serving> service_;
+  const SessionId id_;
+  std::mutex mu_;
+  SessionLease lease_;
+  Done done_;
+  bool cancelled_ = false;
+};
+
+}  // namespace saccade

@@ -1,0 +1,247 @@
+#include "rpc/reactors.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "rpc/predict_core.h"
+#include "rpc/session_core.h"
+#include "saccade/v1/inference.grpc.pb.h"
+#include "saccade/v1/models.grpc.pb.h"
+#include "saccade/v1/server.grpc.pb.h"
+
+namespace saccade {
+namespace {
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()),
+          StatusDetails(status)};
+}
+
+// The call's deadline on our clock.
+TimePoint DeadlineOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  const std::chrono::system_clock::time_point deadline = context.deadline();
+  const auto left = deadline - std::chrono::system_clock::now();
+  if (left > std::chrono::hours(24 * 365)) return kNever;  // none was set
+  return clock.Now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left);
+}
+
+// The reading of bytes is ours, not gRPC's: a message that cannot be parsed is then an error of
+// that message, where gRPC would end the stream.
+template <class Message>
+absl::StatusOr<Message*> Parse(const grpc::ByteBuffer& bytes, Message& message) {
+  grpc::ByteBuffer copy(bytes);  // shares the slices
+  grpc::ProtoBufferReader reader(&copy);
+  message.Clear();
+  if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
+    return InvalidField("message", "the bytes are no message of this call");
+  }
+  return &message;
+}
+
+grpc::ByteBuffer ToBuffer(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
+  return {&slice, 1};
+}
+
+class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                             public StreamPort {
+ public:
+  SessionReactor(std::shared_ptr<Front> front, grpc::CallbackServerContext* context)
+      : front_(std::move(front)), context_(context) {}
+
+  void Begin() {
+    absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
+    absl::StatusOr<SessionLease> lease =
+        service.ok() ? (*service)->sessions().Admit() : service.status();
+    if (!lease.ok()) {
+      if (front_->metrics() != nullptr) {
+        front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
+      }
+      ServerBidiReactor::Finish(ToGrpc(lease.status()));
+      return;
+    }
+    core_ = std::make_shared<SessionCore>(*std::move(service), *std::move(lease),
+                                          DeadlineOf(*context_, front_->clock()));
+    front_->Add(core_);
+    core_->Start(this);
+  }
+
+  // StreamPort.
+  void Read() override { StartRead(&incoming_); }
+  void Write(const std::string& bytes) override {
+    outgoing_ = ToBuffer(bytes);
+    StartWrite(&outgoing_);
+  }
+  void Finish(const absl::Status& status) override { ServerBidiReactor::Finish(ToGrpc(status)); }
+  void Abort() override { context_->TryCancel(); }
+
+  // Reactions. None comes before Begin has made the core, except OnCancel and OnDone of a refused
+  // stream.
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      core_->OnReadsDone();
+      return;
+    }
+    const TimePoint received = front_->clock().Now();
+    core_->OnMessage(Parse(incoming_, request_), received);
+  }
+  void OnWriteDone(bool ok) override { core_->OnWriteDone(ok); }
+  void OnCancel() override {
+    if (core_ != nullptr) core_->OnCancelled();
+  }
+  void OnDone() override {
+    if (core_ != nullptr) {
+      front_->Remove(core_.get());
+      core_->Detach();
+    }
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+  grpc::CallbackServerContext* const context_;
+  std::shared_ptr<SessionCore> core_;
+  grpc::ByteBuffer incoming_;
+  grpc::ByteBuffer outgoing_;
+  v1::SessionRequest request_;
+};
+
+class PredictReactor final : public grpc::ServerUnaryReactor {
+ public:
+  PredictReactor(std::shared_ptr<Front> front, grpc::CallbackServerContext* context,
+                 grpc::ByteBuffer* response)
+      : front_(std::move(front)), context_(context), response_(response) {}
+
+  void Begin(const grpc::ByteBuffer& bytes) {
+    const TimePoint received = front_->clock().Now();
+    absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
+    absl::StatusOr<SessionLease> lease =
+        service.ok() ? (*service)->sessions().Admit() : service.status();
+    if (!lease.ok()) {
+      if (front_->metrics() != nullptr) {
+        front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
+      }
+      Finish(ToGrpc(lease.status()));
+      return;
+    }
+    core_ =
+        std::make_shared<PredictCore>(*std::move(service), *std::move(lease),
+                                      [this](const absl::StatusOr<v1::PredictResponse>& response) {
+                                        if (response.ok())
+                                          *response_ = ToBuffer(response->SerializeAsString());
+                                        Finish(ToGrpc(response.status()));
+                                      });
+    v1::PredictRequest request;
+    // Own reference: once finished, the reactor may be gone before Start returns.
+    const std::shared_ptr<PredictCore> core = core_;
+    core->Start(Parse(bytes, request), received, DeadlineOf(*context_, front_->clock()));
+  }
+
+  void OnCancel() override {
+    if (core_ != nullptr) core_->OnCancelled();
+  }
+  void OnDone() override {
+    if (core_ != nullptr) core_->Detach();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+  grpc::CallbackServerContext* const context_;
+  grpc::ByteBuffer* const response_;
+  std::shared_ptr<PredictCore> core_;
+};
+
+// Both calls carry raw bytes, see Parse.
+using RawInference = v1::Inference::WithRawCallbackMethod_Session<
+    v1::Inference::WithRawCallbackMethod_Predict<v1::Inference::Service>>;
+
+class InferenceService final : public RawInference {
+ public:
+  explicit InferenceService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
+      grpc::CallbackServerContext* context) override {
+    auto* reactor = new SessionReactor(front_, context);  // deletes itself in OnDone
+    reactor->Begin();
+    return reactor;
+  }
+  grpc::ServerUnaryReactor* Predict(grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override {
+    auto* reactor = new PredictReactor(front_, context, response);  // deletes itself in OnDone
+    reactor->Begin(*request);
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+};
+
+class ModelsService final : public v1::Models::CallbackService {
+ public:
+  explicit ModelsService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
+
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context, const v1::ListRequest*,
+                                 v1::ListResponse* response) override {
+    const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
+    if (service.ok()) {
+      for (const v1::Model& model : (*service)->models()) *response->add_models() = model;
+    }
+    return Reply(context, service.status());
+  }
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const v1::GetRequest* request,
+                                v1::GetResponse* response) override {
+    const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
+    if (!service.ok()) return Reply(context, service.status());
+    const absl::StatusOr<const SessionModel*> model =
+        (*service)->catalog().FindModel(request->name(), "name");
+    if (model.ok())
+      *response->mutable_model() = (*service)->models()[static_cast<size_t>((*model)->id.value())];
+    return Reply(context, model.status());
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context,
+                                         const absl::Status& status) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+  const std::shared_ptr<Front> front_;
+};
+
+class StatusService final : public v1::Server::CallbackService {
+ public:
+  explicit StatusService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest*,
+                                      v1::GetStatusResponse* response) override {
+    *response = front_->Status();
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<grpc::Service>> MakeServices(std::shared_ptr<Front> front) {
+  std::vector<std::unique_ptr<grpc::Service>> services;
+  services.push_back(std::make_unique<InferenceService>(front));
+  services.push_back(std::make_unique<ModelsService>(front));
+  services.push_back(std::make_unique<StatusService>(std::move(front)));
+  return services;
+}
+
+}  // namespace saccade

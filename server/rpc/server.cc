@@ -1,0 +1,191 @@
+#include "rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/service_type.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/logging.h"
+#include "base/strings.h"
+#include "metrics/metrics.h"
+#include "rpc/front.h"
+#include "rpc/reactors.h"
+
+namespace saccade {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{50};
+// Health answers for these and for "", the server as a whole.
+constexpr std::array<const char*, 3> kServiceNames = {"saccade.v1.Inference", "saccade.v1.Models",
+                                                      "saccade.v1.Server"};
+// How much of a stream's data the client may send ahead of our reading: a few JPEG frames. What is
+// read is bounded by the message limit, this only saves round trips for window updates.
+constexpr int kLookaheadBytes = 1 << 20;
+
+int ToMs(double seconds) { return static_cast<int>(seconds * 1000); }
+
+bool IsLoopback(std::string_view listen) {
+  return listen.starts_with("127.") || listen.starts_with("localhost:") ||
+         listen.starts_with("[::1]:") || listen.starts_with("unix:");
+}
+
+}  // namespace
+
+class RpcServer::Impl {
+ public:
+  Impl(const Config& config, const Clock& clock, Metrics* metrics, std::string version)
+      : front_(std::make_shared<Front>(config, clock, metrics, std::move(version))),
+        services_(MakeServices(front_)) {}
+
+  ~Impl() {
+    if (server_ != nullptr) Shutdown(front_->clock().Now());
+  }
+
+  absl::Status Start() {
+    const ServerConfig& config = front_->config().server;
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
+    for (const std::unique_ptr<grpc::Service>& service : services_)
+      builder.RegisterService(service.get());
+    // Reflection alone is synchronous.
+    builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+    // Pixels do not compress; an expanding message must not exist.
+    builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+    builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(
+        std::min<uint64_t>(config.max_message_bytes, std::numeric_limits<int>::max())));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                               static_cast<int>(config.max_streams_per_connection));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, ToMs(config.keepalive_s));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ToMs(config.keepalive_timeout_s));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                               ToMs(config.min_ping_interval_s));
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                               0);  // a second server on the port is an error, not a share
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return absl::UnavailableError(StrCat("server.listen: cannot listen on ", config.listen));
+    }
+    PublishHealth();
+    if (!IsLoopback(config.listen)) {
+      LogWarn("listening beyond loopback: the API has no authentication and no encryption",
+              {{"listen", config.listen}});
+    }
+    housekeeping_ = std::thread([this] { Housekeeping(); });
+    return absl::OkStatus();
+  }
+
+  absl::Status Serve(Engine& engine) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Serving> service,
+                     Serving::Create(front_->config(), engine, front_->clock(), front_->metrics()));
+    front_->SetService(std::move(service));
+    PublishHealth();
+    return absl::OkStatus();
+  }
+
+  void BeginDrain() {
+    front_->SetDraining();
+    PublishHealth();
+    for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->NotifyDraining();
+  }
+
+  void Shutdown(TimePoint deadline) {
+    if (!front_->draining()) BeginDrain();
+    ErrorInfo info;
+    info.reason = Reason::kDraining;
+    const absl::Status status =
+        MakeError(absl::StatusCode::kUnavailable, "the server is shutting down", info);
+    for (const std::shared_ptr<SessionCore>& stream : front_->Streams())
+      stream->CloseWhenIdle(status);
+    const auto patience =
+        std::max(std::chrono::steady_clock::duration::zero(), deadline - front_->clock().Now());
+    server_->Shutdown(std::chrono::system_clock::now() +
+                      std::chrono::duration_cast<std::chrono::system_clock::duration>(patience));
+    server_->Wait();
+    {
+      const std::lock_guard lock(mu_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    if (housekeeping_.joinable()) housekeeping_.join();
+    server_ = nullptr;
+  }
+
+  bool running() const { return server_ != nullptr; }
+  int port() const { return port_; }
+
+ private:
+  void Housekeeping() {
+    std::unique_lock lock(mu_);
+    while (!wake_.wait_for(lock, kTick, [this] { return stopping_; })) {
+      lock.unlock();
+      PublishHealth();
+      const TimePoint now = front_->clock().Now();
+      for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->Tick(now);
+      lock.lock();
+    }
+  }
+
+  // Watchers are told on change only.
+  void PublishHealth() {
+    const std::lock_guard lock(health_mu_);
+    const bool ready = front_->Ready();
+    if (published_ && *published_ == ready) return;
+    published_ = ready;
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    health->SetServingStatus(ready);
+    for (const char* name : kServiceNames) health->SetServingStatus(name, ready);
+    if (front_->metrics() != nullptr) front_->metrics()->ready->Set(ready ? 1 : 0);
+    LogInfo("readiness changed", {{"ready", ready}});
+  }
+
+  const std::shared_ptr<Front> front_;
+  const std::vector<std::unique_ptr<grpc::Service>> services_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+  std::mutex health_mu_;
+  std::optional<bool> published_;
+  std::mutex mu_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread housekeeping_;
+};
+
+RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RpcServer::~RpcServer() = default;
+
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config,
+                                                            const Clock& clock, Metrics* metrics,
+                                                            std::string version) {
+  auto impl = std::make_unique<Impl>(config, clock, metrics, std::move(version));
+  RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
+}
+
+absl::Status RpcServer::Serve(Engine& engine) { return impl_->Serve(engine); }
+int RpcServer::port() const { return impl_->port(); }
+void RpcServer::BeginDrain() { impl_->BeginDrain(); }
+void RpcServer::Shutdown(TimePoint deadline) {
+  if (impl_->running()) impl_->Shutdown(deadline);
+}
+
+}  // namespace saccade

@@ -1,0 +1,43 @@
+#pragma once
+// RpcServer: the port. Opens it before models are loaded (health says NOT_SERVING, calls
+// UNAVAILABLE), serves an engine once there is one, tells clients when it drains.
+//
+// Order at the end of a process: BeginDrain, Engine::Drain, Shutdown, then destroy the RpcServer,
+// then the engine.
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "engine/engine.h"
+
+namespace saccade {
+
+struct Metrics;
+
+class RpcServer {
+ public:
+  // Listens at config.server.listen; port 0 takes a free one. UNAVAILABLE naming the address when
+  // it cannot be bound. `clock` and `metrics` (may be null) outlive the server.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Config& config, const Clock& clock,
+                                                          Metrics* metrics, std::string version);
+  ~RpcServer();  // Shutdown with no patience
+
+  // From now on calls reach `engine`, which outlives the server. FAILED_PRECONDITION when the
+  // configuration does not go together with the engine's models. At most once.
+  absl::Status Serve(Engine& engine);
+  int port() const;
+  // Health turns NOT_SERVING, new streams and calls are refused, open streams get a notice.
+  void BeginDrain();
+  // Ends every stream as soon as its accepted requests are answered and sent, at `deadline` at the
+  // latest; returns when no call is left.
+  void Shutdown(TimePoint deadline);
+
+ private:
+  class Impl;
+  explicit RpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace saccade

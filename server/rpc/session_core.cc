@@ -1,0 +1,433 @@
+#include "rpc/session_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/logging.h"
+#include "base/strings.h"
+
+namespace saccade {
+namespace {
+
+// A stream that is not opened by then, and one that cannot be ended politely by then, is ended.
+constexpr Micros kOpenTimeout = std::chrono::seconds(10);
+constexpr Micros kCloseTimeout = std::chrono::seconds(2);
+
+absl::Status Failure(absl::StatusCode code, Reason reason, std::string_view field,
+                     std::string_view message) {
+  ErrorInfo info;
+  info.reason = reason;
+  info.field = std::string(field);
+  return MakeError(code, message, info);
+}
+
+}  // namespace
+
+// One act request in the engine. Holds the core, so that an answer after the end of the stream
+// finds something to ask.
+class SessionCore::Flight final : public ResponseSink {
+ public:
+  Flight(std::shared_ptr<SessionCore> core, ActInfo info, bool stream_tokens)
+      : core_(std::move(core)), info_(std::move(info)), stream_tokens_(stream_tokens) {}
+  void OnToken(RequestId, uint32_t sample, uint32_t index, int32_t token) override {
+    if (stream_tokens_) core_->OnToken(info_, sample, index, token);
+  }
+  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
+    core_->OnAnswer(info_, std::move(result));
+  }
+
+ private:
+  const std::shared_ptr<SessionCore> core_;
+  const ActInfo info_;
+  const bool stream_tokens_;
+};
+
+SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
+                         TimePoint call_deadline)
+    : service_(std::move(service)),
+      call_deadline_(call_deadline),
+      id_(lease.id()),
+      outbox_limit_(std::max<size_t>(2, service_->config().limits.outbox_messages)),
+      lease_(std::move(lease)),
+      last_activity_(service_->clock().Now()) {}
+
+SessionCore::~SessionCore() = default;
+
+void SessionCore::Start(StreamPort* port) {
+  service_->SetStreamOpen(true);
+  const std::lock_guard lock(mu_);
+  port_ = port;
+  PumpLocked();
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// read side
+
+void SessionCore::OnMessage(const absl::StatusOr<v1::SessionRequest*>& message,
+                            TimePoint received) {
+  {
+    const std::lock_guard lock(mu_);
+    last_activity_ = received;
+    if (cancelled_ || closing_) return;  // `reading_` stays set: nothing more is read
+  }
+  ++message_number_;
+  absl::Status status;
+  if (!message.ok()) {
+    status = message.status();
+  } else {
+    status = Dispatch(**message, received);
+  }
+  if (!status.ok()) {
+    service_->CountRefused(status);
+    if (session_ != nullptr) {
+      v1::SessionResponse response;
+      *response.mutable_error() = RequestErrorOf(status, message_number_);
+      Send(response);
+    } else {
+      const std::lock_guard lock(mu_);
+      CloseLocked(status);  // no session without a valid first message
+    }
+  }
+  const std::lock_guard lock(mu_);
+  reading_ = false;
+  PumpLocked();
+}
+
+absl::Status SessionCore::Dispatch(v1::SessionRequest& message, TimePoint received) {
+  using Kind = v1::SessionRequest::MessageCase;
+  const Kind kind = message.message_case();
+  if (session_ == nullptr && kind != Kind::kOpen)
+    return InvalidField("open", "must be the first message");
+  switch (kind) {
+    case Kind::kOpen:
+      return HandleOpen(message.open(), received);
+    case Kind::kVision:
+      return HandleVision(message.vision(), received);
+    case Kind::kText:
+      return service_->SetText(*session_, message.text());
+    case Kind::kState:
+      return service_->SetState(*session_, message.state());
+    case Kind::kExecuted: {
+      ASSIGN_OR_RETURN(std::vector<ExecutedAction> actions, ReadExecuted(message.executed()));
+      return session_->AddExecuted(std::move(actions));
+    }
+    case Kind::kAct:
+      HandleAct(message.act(), received);
+      return absl::OkStatus();
+    case Kind::kReset:
+      session_->Reset(message.reset().keep_instruction());
+      return absl::OkStatus();
+    case Kind::kCancel:
+      return HandleCancel(message.cancel());
+    case Kind::MESSAGE_NOT_SET:
+      break;
+  }
+  return InvalidField("message", "is empty, or of a kind this server does not know");
+}
+
+absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
+  if (session_ != nullptr) return InvalidField("open", "the session is open already");
+  if (service_->engine().draining()) {
+    return Failure(absl::StatusCode::kUnavailable, Reason::kDraining, "",
+                   "the server is shutting down");
+  }
+  ASSIGN_OR_RETURN(target_, service_->Resolve(open.model(), open.statistics_key(),
+                                              open.latency_class(), "open"));
+  const std::vector<std::string> cameras(open.cameras().begin(), open.cameras().end());
+  RETURN_IF_ERROR(FindCameras(target_.model->model->spec(), cameras, "open.cameras").status());
+  std::unique_ptr<Session> session = service_->NewSession(id_, target_, received);
+  if (!open.instruction().empty()) {
+    RETURN_IF_ERROR(session->SetInstruction(open.instruction(), "open.instruction"));
+  }
+  {
+    const std::lock_guard lock(mu_);
+    RETURN_IF_ERROR(lease_.BindModel(*target_.model));
+    opened_ = true;
+  }
+  service_->SetSessionOpen(target_.model->id, true);
+  session_ = std::move(session);
+  stream_tokens_ = open.options().stream_tokens();
+  supersede_ = open.options().supersede();
+
+  v1::SessionResponse response;
+  v1::Opened& opened = *response.mutable_opened();
+  opened.set_session_id(id_.value());
+  *opened.mutable_model() = service_->models()[static_cast<size_t>(target_.model->id.value())];
+  opened.set_statistics_key(target_.statistics->key);
+  *opened.mutable_action_space() = *target_.action_space;
+  *opened.mutable_latency_class() = service_->classes()[static_cast<size_t>(target_.klass.value())];
+  *opened.mutable_limits() = service_->limits();
+  Send(response);
+  LogInfo("session opened", {LogField(id_), {"model", target_.model->name}});
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, TimePoint received) {
+  ASSIGN_OR_RETURN(const Session::Fate fate,
+                   service_->PublishFrame(*session_, frame, received, "vision"));
+  if (fate != Session::Fate::kStale) return absl::OkStatus();
+  v1::SessionResponse response;
+  v1::Notice& notice = *response.mutable_notice();
+  notice.set_kind(v1::NOTICE_KIND_STALE_FRAME);
+  notice.set_message("a newer frame of this camera is there; the frame was dropped");
+  notice.set_camera(frame.camera());
+  notice.set_capture_time_ns(frame.capture_time_ns());
+  notice.set_message_number(message_number_);
+  Send(response);
+  return absl::OkStatus();
+}
+
+void SessionCore::HandleAct(const v1::ActRequest& act, TimePoint received) {
+  const absl::Status status = SubmitAct(act, received);
+  if (status.ok()) return;
+  service_->CountRefused(status);
+  v1::SessionResponse response;
+  v1::RequestError& error = *response.mutable_error();
+  error = RequestErrorOf(status, message_number_);
+  // A number in use belongs to the request that has it; this error is known by its message number.
+  if (GetErrorInfo(status).field != "act.id") error.set_act_id(act.id());
+  Send(response);
+}
+
+absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint received) {
+  std::vector<RequestId> older;
+  {
+    const std::lock_guard lock(mu_);
+    if (acts_.contains(act.id()))
+      return InvalidField("act.id", StrCat(act.id(), " is not answered yet"));
+    if (acts_.size() >= service_->config().limits.acts_in_flight) {
+      return Failure(
+          absl::StatusCode::kResourceExhausted, Reason::kQueueFull, "act",
+          StrCat("the session has ", acts_.size(), " unanswered act requests, its limit"));
+    }
+    if (supersede_) {
+      for (const auto& [id, request] : acts_) older.push_back(request);
+    }
+  }
+  RETURN_IF_ERROR(session_->TakeActToken(received));
+  ActInfo info;
+  info.message_number = message_number_;
+  ASSIGN_OR_RETURN(ActRequest request, service_->PrepareAct(*session_, target_, act, received,
+                                                            call_deadline_, "act", info));
+  request.sink = std::make_shared<Flight>(shared_from_this(), std::move(info), stream_tokens_);
+  {
+    const std::lock_guard lock(mu_);
+    acts_.emplace(act.id(), RequestId());  // before the answer can come
+  }
+  const absl::StatusOr<RequestId> id = service_->engine().Submit(std::move(request));
+  const std::lock_guard lock(mu_);
+  if (!id.ok()) {
+    acts_.erase(act.id());
+    return id.status();
+  }
+  const auto it = acts_.find(act.id());
+  if (it != acts_.end()) it->second = *id;
+  // The client may have gone while this was under way; its CancelSession came too early for this
+  // request.
+  if (cancelled_ || dropped_) service_->engine().Cancel(*id);
+  for (const RequestId replaced : older) service_->engine().Supersede(replaced);
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::HandleCancel(const v1::Cancel& cancel) {
+  std::vector<RequestId> requests;
+  switch (cancel.target_case()) {
+    case v1::Cancel::kActId: {
+      const std::lock_guard lock(mu_);
+      const auto it = acts_.find(cancel.act_id());
+      if (it != acts_.end()) requests.push_back(it->second);
+      break;
+    }
+    case v1::Cancel::kAll: {
+      if (!cancel.all()) return InvalidField("cancel.all", "must be true");
+      const std::lock_guard lock(mu_);
+      for (const auto& [id, request] : acts_) requests.push_back(request);
+      break;
+    }
+    case v1::Cancel::TARGET_NOT_SET:
+      return InvalidField("cancel", "names no request");
+  }
+  for (const RequestId id : requests) service_->engine().Cancel(id);
+  return absl::OkStatus();
+}
+
+void SessionCore::OnReadsDone() {
+  const std::lock_guard lock(mu_);
+  reading_ = false;
+  reads_done_ = true;
+  PumpLocked();
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// any thread
+
+void SessionCore::OnToken(const ActInfo& info, uint32_t sample, uint32_t index, int32_t token) {
+  v1::SessionResponse response;
+  v1::ActionToken& event = *response.mutable_token();
+  event.set_act_id(info.act_id);
+  event.set_sample(sample);
+  event.set_index(index);
+  event.set_token(token);
+  std::string bytes = response.SerializeAsString();
+  const std::lock_guard lock(mu_);
+  PushLocked(std::move(bytes), true);
+}
+
+void SessionCore::OnAnswer(const ActInfo& info, absl::StatusOr<ActResult> result) {
+  v1::SessionResponse response;
+  if (result.ok()) {
+    *response.mutable_chunk() = ActionChunkOf(info, *result);
+  } else {
+    v1::RequestError& error = *response.mutable_error();
+    error = RequestErrorOf(result.status(), info.message_number);
+    error.set_act_id(info.act_id);
+  }
+  std::string bytes = response.SerializeAsString();
+  const std::lock_guard lock(mu_);
+  acts_.erase(info.act_id);
+  PushLocked(std::move(bytes), false);
+  PumpLocked();
+}
+
+void SessionCore::Send(const v1::SessionResponse& response) {
+  std::string bytes = response.SerializeAsString();
+  const std::lock_guard lock(mu_);
+  PushLocked(std::move(bytes), false);
+}
+
+void SessionCore::OnWriteDone(bool ok) {
+  const std::lock_guard lock(mu_);
+  writing_ = false;
+  outbox_.pop_front();
+  if (ok) {
+    last_activity_ = service_->clock().Now();
+  } else {
+    outbox_.clear();
+  }
+  PumpLocked();
+}
+
+void SessionCore::OnCancelled() {
+  const std::lock_guard lock(mu_);
+  cancelled_ = true;
+  outbox_.resize(std::min<size_t>(outbox_.size(), writing_ ? 1 : 0));
+  service_->engine().CancelSession(id_);
+  PumpLocked();
+}
+
+void SessionCore::Detach() {
+  bool opened = false;
+  uint64_t dropped = 0;
+  {
+    const std::lock_guard lock(mu_);
+    port_ = nullptr;
+    lease_.Release();
+    opened = opened_;
+    dropped = tokens_dropped_;
+  }
+  service_->SetStreamOpen(false);
+  if (!opened) return;
+  service_->SetSessionOpen(target_.model->id, false);
+  LogInfo("session ended",
+          {LogField(id_), {"messages", message_number_}, {"token_events_dropped", dropped}});
+}
+
+void SessionCore::Tick(TimePoint now) {
+  const std::lock_guard lock(mu_);
+  if (port_ == nullptr || cancelled_) return;
+  const std::chrono::duration<double> quiet = now - last_activity_;
+  const double idle_s = service_->config().limits.session_idle_s;
+  if (closing_) {
+    if (!finish_sent_ && !aborted_ && acts_.empty() && now - closing_since_ > kCloseTimeout) {
+      aborted_ = true;
+      port_->Abort();
+    }
+  } else if (!opened_ && now - last_activity_ > kOpenTimeout) {
+    CloseLocked(Failure(absl::StatusCode::kDeadlineExceeded, Reason::kExpired, "open",
+                        "open: nothing was sent"));
+  } else if (quiet.count() > idle_s && !outbox_.empty()) {
+    dropped_ = true;
+    outbox_.resize(writing_ ? 1 : 0);
+    CloseLocked(Failure(absl::StatusCode::kResourceExhausted, Reason::kRateLimited, "",
+                        StrCat("answers were not read for ", idle_s, " s")));
+  } else if (quiet.count() > idle_s && acts_.empty()) {
+    CloseLocked(Failure(absl::StatusCode::kDeadlineExceeded, Reason::kExpired, "",
+                        StrCat("no message for ", idle_s, " s")));
+  }
+}
+
+void SessionCore::NotifyDraining() {
+  v1::SessionResponse response;
+  v1::Notice& notice = *response.mutable_notice();
+  notice.set_kind(v1::NOTICE_KIND_DRAINING);
+  notice.set_message("the server is shutting down");
+  std::string bytes = response.SerializeAsString();
+  const std::lock_guard lock(mu_);
+  if (opened_) PushLocked(std::move(bytes), false);
+}
+
+void SessionCore::CloseWhenIdle(const absl::Status& status) {
+  const std::lock_guard lock(mu_);
+  CloseLocked(status);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// under mu_
+
+void SessionCore::CloseLocked(const absl::Status& status) {
+  if (closing_) return;
+  closing_ = status;
+  closing_since_ = service_->clock().Now();
+  PumpLocked();
+}
+
+void SessionCore::PushLocked(std::string bytes, bool droppable) {
+  if (!WritableLocked()) return;
+  if (droppable && outbox_.size() >= outbox_limit_ / 2) {
+    ++tokens_dropped_;
+    return;
+  }
+  if (outbox_.size() >= outbox_limit_) {
+    const auto first = outbox_.begin() + (writing_ ? 1 : 0);
+    const auto kept =
+        std::remove_if(first, outbox_.end(), [](const Outgoing& item) { return item.droppable; });
+    tokens_dropped_ += static_cast<uint64_t>(outbox_.end() - kept);
+    outbox_.erase(kept, outbox_.end());
+  }
+  if (outbox_.size() >= outbox_limit_) {
+    dropped_ = true;
+    outbox_.resize(writing_ ? 1 : 0);
+    service_->engine().CancelSession(id_);
+    CloseLocked(Failure(absl::StatusCode::kResourceExhausted, Reason::kRateLimited, "",
+                        StrCat("more than ", outbox_limit_, " answers were not read")));
+    return;
+  }
+  outbox_.push_back({std::move(bytes), droppable});
+  PumpLocked();
+}
+
+void SessionCore::PumpLocked() {
+  if (port_ == nullptr || finish_sent_) return;
+  if (!writing_ && !outbox_.empty()) {
+    writing_ = true;
+    port_->Write(outbox_.front().bytes);
+  }
+  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ &&
+      outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
+    reading_ = true;
+    port_->Read();
+  }
+  if (writing_ || !outbox_.empty()) return;
+  if (cancelled_) {
+    finish_sent_ = true;
+    port_->Finish(absl::CancelledError("the call was cancelled"));
+  } else if (closing_ && (acts_.empty() || dropped_)) {
+    finish_sent_ = true;
+    port_->Finish(*closing_);
+  } else if (reads_done_ && acts_.empty()) {
+    finish_sent_ = true;
+    port_->Finish(absl::OkStatus());
+  }
+}
+
+}  // namespace saccade

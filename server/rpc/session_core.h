@@ -1,0 +1,120 @@
+#pragma once
+// SessionCore: one Session stream without its transport. Reads one message at a time, keeps one
+// write outstanding, holds answers in a bounded outbox.
+//
+// Threads. OnMessage, OnReadsDone: the transport's, one at a time. Everything else: any thread.
+// `mu_` guards the stream's state and is never held while a message is decoded; the Session itself
+// is touched by OnMessage only.
+//
+// Slow readers. Reading pauses while half the outbox is taken, so a client that does not read stops
+// being read. Token events are not queued any more from there on; when the outbox is full, queued
+// ones are dropped, and when that is not enough the stream ends with RESOURCE_EXHAUSTED. If even
+// that cannot be delivered, the call is aborted a little later.
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "rpc/codec.h"
+#include "rpc/serving.h"
+
+namespace saccade {
+
+// The transport of one stream. Calls return at once; completions arrive as calls of SessionCore,
+// from another stack frame.
+class StreamPort {
+ public:
+  virtual ~StreamPort() = default;
+  virtual void Read() = 0;
+  virtual void Write(const std::string& bytes) = 0;
+  virtual void Finish(const absl::Status& status) = 0;  // once
+  virtual void Abort() = 0;  // resets the call; completions follow as failed
+};
+
+class SessionCore : public std::enable_shared_from_this<SessionCore> {
+ public:
+  // `call_deadline` bounds every request of the stream.
+  SessionCore(std::shared_ptr<Serving> service, SessionLease lease, TimePoint call_deadline);
+  ~SessionCore();
+
+  void Start(StreamPort* port);
+  // A whole message; a status when the bytes were none. `received`: when it was complete.
+  void OnMessage(const absl::StatusOr<v1::SessionRequest*>& message, TimePoint received);
+  void OnReadsDone();
+  void OnWriteDone(bool ok);
+  void OnCancelled();
+  // The transport is gone; nothing is sent from now on.
+  void Detach();
+
+  // Housekeeping, about every 50 ms.
+  void Tick(TimePoint now);
+  // The server begins to drain: tells the client.
+  void NotifyDraining();
+  // Ends the stream once what was accepted is answered and sent.
+  void CloseWhenIdle(const absl::Status& status);
+
+ private:
+  class Flight;
+  struct Outgoing {
+    std::string bytes;
+    bool droppable = false;  // a token event
+  };
+
+  // --- read side: one at a time ---
+  absl::Status Dispatch(v1::SessionRequest& message, TimePoint received);
+  absl::Status HandleOpen(const v1::Open& open, TimePoint received);
+  absl::Status HandleVision(const v1::VisionFrame& frame, TimePoint received);
+  void HandleAct(const v1::ActRequest& act, TimePoint received);
+  absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received);
+  absl::Status HandleCancel(const v1::Cancel& cancel);
+
+  // --- any thread ---
+  void OnToken(const ActInfo& info, uint32_t sample, uint32_t index, int32_t token);
+  void OnAnswer(const ActInfo& info, absl::StatusOr<ActResult> result);
+  void Send(const v1::SessionResponse& response);
+
+  // --- under mu_ ---
+  void PushLocked(std::string bytes, bool droppable);
+  void PumpLocked();
+  void CloseLocked(const absl::Status& status);
+  bool WritableLocked() const {
+    return port_ != nullptr && !finish_sent_ && !cancelled_ && !dropped_;
+  }
+
+  const std::shared_ptr<Serving> service_;
+  const TimePoint call_deadline_;
+  const SessionId id_;
+  const size_t outbox_limit_;
+
+  // Read side.
+  uint64_t message_number_ = 0;
+  Serving::Target target_;
+  std::unique_ptr<Session> session_;  // null until opened
+  bool stream_tokens_ = false;        // constant once opened
+  bool supersede_ = false;
+
+  std::mutex mu_;
+  SessionLease lease_;
+  StreamPort* port_ = nullptr;
+  std::deque<Outgoing> outbox_;  // the front is the write in progress while writing_
+  std::unordered_map<uint64_t, RequestId> acts_;  // unanswered, by the client's id
+  TimePoint last_activity_;
+  std::optional<absl::Status> closing_;
+  TimePoint closing_since_{};
+  bool opened_ = false;
+  bool reading_ = false;  // a read is outstanding, or its message is being handled
+  bool reads_done_ = false;
+  bool writing_ = false;
+  bool cancelled_ = false;  // the client is gone, or the call's deadline passed
+  bool dropped_ = false;    // the outbox overflowed
+  bool aborted_ = false;
+  bool finish_sent_ = false;
+  uint64_t tokens_dropped_ = 0;
+};
+
+}  // namespace saccade
