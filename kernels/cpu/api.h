@@ -159,6 +159,7 @@ struct Kernels {
 // Null where the machine, the operating system or the build lacks the level. `kAuto` gives the best
 // one.
 const Kernels* FindKernels(Isa isa);
+bool IsaSupported(Isa isa);
 const char* IsaName(Isa isa);
 
 // One column of a weight, as the checkpoint has it: k elements; null means zeros.

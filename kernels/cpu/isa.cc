@@ -108,4 +108,6 @@ const Kernels* FindKernels(Isa) { return nullptr; }
 
 #endif
 
+bool IsaSupported(Isa isa) { return FindKernels(isa) != nullptr; }
+
 }  // namespace saccade::cpu
