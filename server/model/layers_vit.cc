@@ -102,13 +102,12 @@ absl::Status VitTower::Embed(ExecContext& ctx, StageTap& tap, const TensorView& 
   const int64_t patches = spec_.patches();
   const int64_t prefix = spec_.prefix_tokens();
   const int64_t rows = spec_.rows();
-  const std::string pixels_name = spec_.tap + ".pixels";
-  if (tap.Wants(pixels_name)) {
+  if (tap.Wants(spec_.pixels_tap)) {
     ASSIGN_OR_RETURN(const TensorView pixels,
                      tap.Scratch(DType::kF32, {frames * patches, spec_.patch_values()}));
     RETURN_IF_ERROR(
         ctx.ops.Patchify(ctx.stream, rgb, spec_.patch_size, spec_.mean, spec_.std, pixels));
-    RETURN_IF_ERROR(tap.Record(pixels_name, pixels));
+    RETURN_IF_ERROR(tap.Record(spec_.pixels_tap, pixels));
   }
   ASSIGN_OR_RETURN(const TensorView x,
                    ctx.arena.New(compute_, {frames * patches, spec_.patch_values()}));

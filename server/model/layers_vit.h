@@ -21,6 +21,7 @@ namespace saccade {
 struct VitSpec {
   std::string prefix;       // of the tensor names, with its dot
   std::string tap;          // of the stage names
+  std::string pixels_tap;   // name of the stage of normalised pixels
   uint32_t image_size = 0;  // pixels, square
   uint32_t patch_size = 0;  // pixels
   uint32_t width = 0;
@@ -53,8 +54,8 @@ class VitTower {
 
   const VitSpec& spec() const { return spec_; }
   // rgb [G, image_size, image_size, 3] U8 (device) to out [G * patches, width] in the compute
-  // dtype, rows may be strided. Stages: <tap>.pixels [G * patches, 3 * patch_size^2], .patch_embed,
-  // .block0.{in,attn,mlp,out}; attn and mlp before layer scale and residual.
+  // dtype, rows may be strided. Stages: pixels_tap [G * patches, 3 * patch_size^2];
+  // <tap>.patch_embed, .block0.{in,attn,mlp,out}; attn and mlp before layer scale and residual.
   absl::Status Run(ExecContext& ctx, StageTap& tap, const TensorView& rgb,
                    const TensorView& out) const;
 

@@ -9,26 +9,17 @@
 #include "absl/strings/str_join.h"
 #include "base/strings.h"
 #include "model/checkpoint.h"
-#include "model/families/lowercase.h"
 #include "model/families/openvla_config.h"
+#include "model/families/openvla_prompt.h"
 #include "model/layers_llama.h"
 #include "model/layers_scope.h"
 #include "model/layers_tap.h"
 #include "model/layers_vit.h"
 #include "model/layers_weights.h"
 #include "model/preprocess.h"
-#include "model/tokenizer.h"
 
 namespace saccade {
 namespace {
-
-constexpr std::string_view kPromptBegin = "In: What action should the robot take to ";
-constexpr std::string_view kPromptEnd = "?\nOut:";
-constexpr std::string_view kVicunaBegin =
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-    "helpful, detailed, and polite answers to the user's questions. USER: What action should the "
-    "robot take to ";
-constexpr std::string_view kVicunaEnd = "? ASSISTANT:";
 
 absl::Status DecodeError(Reason reason, std::string_view message) {
   ErrorInfo info;
@@ -44,11 +35,13 @@ struct ProjectorLayer {
 // Immutable after loading. Holds the backend it was loaded to, which must outlive it.
 class OpenVla final : public Model {
  public:
-  OpenVla(OpenVlaConfig config, Preprocessor preprocessor, Backend& backend, DType compute)
+  OpenVla(OpenVlaConfig config, Preprocessor preprocessor, Backend& backend,
+          const ModelOptions& options)
       : config_(std::move(config)),
         preprocessor_(std::move(preprocessor)),
         backend_(backend),
-        compute_(compute) {}
+        compute_(options.compute),
+        block_tokens_(options.block_tokens) {}
 
   absl::Status Load(const Checkpoint& checkpoint);
 
@@ -67,9 +60,8 @@ class OpenVla final : public Model {
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override;
 
  private:
-  absl::Status LoadTokenizer(const Checkpoint& checkpoint);
   absl::Status LoadWeights(const Checkpoint& checkpoint);
-  absl::Status FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
+  void FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
   absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, std::string_view field) const;
   absl::Status Project(ExecContext& ctx, const TensorView& features,
                        std::span<const TensorView> out) const;
@@ -79,41 +71,16 @@ class OpenVla final : public Model {
   Preprocessor preprocessor_;
   Backend& backend_;
   DType compute_;
+  uint32_t block_tokens_;
   ModelSpec spec_;
-  std::unique_ptr<const Tokenizer> tokenizer_;
-  int32_t bos_ = 0;
-  int32_t empty_ = 0;
+  std::unique_ptr<const OpenVlaPrompt> prompt_;
   std::vector<VitTower> towers_;
   std::vector<ProjectorLayer> projector_;
   std::unique_ptr<LlamaTrunk> trunk_;
 };
 
-absl::Status OpenVla::LoadTokenizer(const Checkpoint& checkpoint) {
-  ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Load(checkpoint.dir()));
-  if (tokenizer_->vocab_size() > static_cast<int32_t>(config_.llama.vocab)) {
-    return absl::InvalidArgumentError(
-        StrCat(checkpoint.dir(), ": the tokenizer has ", tokenizer_->vocab_size(),
-               " ids, but text_config.vocab_size is ", config_.llama.vocab));
-  }
-  // The patches go behind whatever the tokenizer puts in front of a text.
-  ASSIGN_OR_RETURN(const std::vector<int32_t> plain,
-                   tokenizer_->Encode(kPromptBegin, {.add_special_tokens = false}));
-  ASSIGN_OR_RETURN(const std::vector<int32_t> framed, tokenizer_->Encode(kPromptBegin, {}));
-  if (framed.size() != plain.size() + 1 ||
-      !std::equal(plain.begin(), plain.end(), framed.begin() + 1)) {
-    return absl::InvalidArgumentError(
-        StrCat(checkpoint.dir(), ": the tokenizer must add exactly one token, BOS, in front"));
-  }
-  bos_ = framed.front();
-  ASSIGN_OR_RETURN(empty_, tokenizer_->EmptyTokenId());
-  return absl::OkStatus();
-}
-
 absl::Status OpenVla::LoadWeights(const Checkpoint& checkpoint) {
-  std::vector<std::string> problems = CheckTensors(checkpoint, config_.Tensors());
-  for (const std::string& name : UnexpectedTensors(checkpoint, config_)) {
-    problems.push_back(StrCat(name, ": not part of this architecture"));
-  }
+  const std::vector<std::string> problems = TensorProblems(checkpoint, config_);
   if (!problems.empty()) {
     constexpr size_t kShown = 5;
     const size_t shown = std::min(kShown, problems.size());
@@ -136,30 +103,15 @@ absl::Status OpenVla::LoadWeights(const Checkpoint& checkpoint) {
   }
   ASSIGN_OR_RETURN(LlamaTrunk trunk, LlamaTrunk::Load(loader, config_.llama));
   trunk_ = std::make_unique<LlamaTrunk>(std::move(trunk));
-  return FillSpec(checkpoint, loader.device_bytes());
+  FillSpec(checkpoint, loader.device_bytes());
+  return absl::OkStatus();
 }
 
-absl::Status OpenVla::FillSpec(const Checkpoint& checkpoint, size_t weight_bytes) {
-  const LlamaSpec& llama = config_.llama;
-  spec_.family = "openvla";
+void OpenVla::FillSpec(const Checkpoint& checkpoint, size_t weight_bytes) {
+  spec_ = OpenVlaSpec(checkpoint, config_);
   spec_.compute = compute_;
-  spec_.cameras = {{"image", preprocessor_.width(), preprocessor_.height()}};
-  for (const OpenVlaStatistics& s : config_.statistics) {
-    spec_.statistics.push_back({s.key, static_cast<uint32_t>(s.q01.size())});
-  }
-  spec_.kv.layers = llama.layers;
-  spec_.kv.kv_heads = llama.kv_heads;
-  spec_.kv.head_dim = llama.head_dim;
+  spec_.kv.block_tokens = block_tokens_;
   spec_.kv.dtype = compute_;
-  spec_.hidden = llama.hidden;
-  spec_.vocab_size = llama.vocab;
-  spec_.max_positions = config_.max_positions;
-  spec_.vision_tokens = config_.vision_tokens();
-  spec_.max_action_tokens = config_.max_action_dim;
-  for (const std::string& name : checkpoint.names()) {
-    ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    spec_.parameters += static_cast<uint64_t>(tensor.numel());
-  }
   spec_.weight_bytes = weight_bytes;
   // Beside the weights and config.json, which the first digest covers, the K/V bytes of a frame
   // depend on its normalisation.
@@ -170,17 +122,15 @@ absl::Status OpenVla::FillSpec(const Checkpoint& checkpoint, size_t weight_bytes
     for (const float value : tower.std) digest.Field(uint64_t{std::bit_cast<uint32_t>(value)});
   }
   spec_.fingerprint = digest.Finish();
-  return absl::OkStatus();
 }
 
 absl::Status OpenVla::Load(const Checkpoint& checkpoint) {
-  RETURN_IF_ERROR(LoadTokenizer(checkpoint));
+  ASSIGN_OR_RETURN(OpenVlaPrompt prompt, OpenVlaPrompt::Load(checkpoint, config_));
+  prompt_ = std::make_unique<OpenVlaPrompt>(std::move(prompt));
   return LoadWeights(checkpoint);
 }
 
 absl::StatusOr<Prompt> OpenVla::PromptOf(std::vector<int32_t> ids, std::string_view field) const {
-  // Training prompts ended in a space, which is a token of its own (29871 in Llama 2).
-  if (ids.back() != empty_) ids.push_back(empty_);
   const uint64_t positions = ids.size() + uint64_t{spec_.vision_tokens} + spec_.max_action_tokens;
   if (positions > spec_.max_positions) {
     return InvalidField(
@@ -196,19 +146,15 @@ absl::StatusOr<Prompt> OpenVla::PromptOf(std::vector<int32_t> ids, std::string_v
 }
 
 absl::StatusOr<Prompt> OpenVla::BuildPrompt(std::string_view instruction) const {
-  const absl::StatusOr<std::string> lower = LowerCase(instruction);
-  if (!lower.ok()) return InvalidField("instruction", FromAbsl(lower.status().message()));
-  const std::string text = config_.vicuna_prompt ? StrCat(kVicunaBegin, *lower, kVicunaEnd)
-                                                 : StrCat(kPromptBegin, *lower, kPromptEnd);
-  absl::StatusOr<std::vector<int32_t>> ids = tokenizer_->Encode(text, {.allow_special = false});
+  absl::StatusOr<std::vector<int32_t>> ids = prompt_->Encode(instruction);
   if (!ids.ok()) return InvalidField("instruction", FromAbsl(ids.status().message()));
   return PromptOf(*std::move(ids), "instruction");
 }
 
 absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids) const {
   constexpr std::string_view kField = "token_ids";
-  if (ids.empty() || ids.front() != bos_) {
-    return InvalidField(kField, StrCat("the first id must be BOS, ", bos_));
+  if (ids.empty() || ids.front() != prompt_->bos()) {
+    return InvalidField(kField, StrCat("the first id must be BOS, ", prompt_->bos()));
   }
   if (ids.size() > spec_.max_positions) {
     return InvalidField(kField, StrCat(ids.size(), " ids, more than the model's ",
@@ -220,7 +166,9 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
                                          spec_.vocab_size, ")"));
     }
   }
-  return PromptOf({ids.begin(), ids.end()}, kField);
+  std::vector<int32_t> all(ids.begin(), ids.end());
+  prompt_->Terminate(all);
+  return PromptOf(std::move(all), kField);
 }
 
 absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, const Rgb8Image& image) const {
@@ -356,8 +304,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadOpenVla(const Checkpoint& checkpoint,
   }
   ASSIGN_OR_RETURN(Preprocessor preprocessor, Preprocessor::Load(checkpoint));
   ASSIGN_OR_RETURN(OpenVlaConfig config, ReadOpenVlaConfig(checkpoint, preprocessor));
-  auto model = std::make_unique<OpenVla>(std::move(config), std::move(preprocessor), backend,
-                                         options.compute);
+  auto model =
+      std::make_unique<OpenVla>(std::move(config), std::move(preprocessor), backend, options);
   RETURN_IF_ERROR(model->Load(checkpoint));
   return model;
 }

@@ -345,6 +345,7 @@ absl::Status ReadVision(const Checkpoint& checkpoint, const JsonView& config,
   for (size_t i = 0; i < ids.size(); ++i) {
     ASSIGN_OR_RETURN(VitSpec tower,
                      ReadTower(checkpoint, config, ids[i], kPrefixes[i], preprocessor.width()));
+    tower.pixels_tap = StrCat("pixel_values.", i);
     tower.mean = preprocessor.towers()[i].mean;
     tower.std = preprocessor.towers()[i].std;
     out.features += tower.width;
@@ -389,31 +390,38 @@ absl::StatusOr<OpenVlaStatistics> ReadStatistics(const JsonView& entry, const st
   return out;
 }
 
-// A dataset_statistics.json replaces config.norm_stats entirely.
-absl::Status ReadAllStatistics(const Checkpoint& checkpoint, OpenVlaConfig& out) {
-  ASSIGN_OR_RETURN(const std::optional<Json> file,
-                   checkpoint.OptionalJson("dataset_statistics.json"));
-  const JsonView config = checkpoint.config_view();
-  std::optional<JsonView> all;
-  if (file.has_value()) {
-    all.emplace(*file, "dataset_statistics.json");
-  } else {
-    if (!config.Has("norm_stats")) {
-      return config.Error("norm_stats: missing, and there is no dataset_statistics.json");
+// Tensors that an OpenVLA model of this configuration does not have, such as biases or extra norms:
+// serving without them would not be exact.
+std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
+                                           const OpenVlaConfig& config) {
+  std::vector<std::string> expected;
+  for (TensorSpec& spec : config.Tensors()) expected.push_back(std::move(spec.name));
+  std::sort(expected.begin(), expected.end());
+  // Parts of the published architecture that the features do not depend on.
+  const auto unused = [&](std::string_view name) {
+    for (const VitSpec& tower : config.towers) {
+      if (!StartsWith(name, tower.prefix)) continue;
+      const std::string_view part = name.substr(tower.prefix.size());
+      if (StartsWith(part, "blocks.")) {
+        const std::optional<uint32_t> index = LeadingIndex(part.substr(7));
+        return index.has_value() && *index >= tower.blocks;
+      }
+      return StartsWith(part, "norm.") || StartsWith(part, "attn_pool.") ||
+             StartsWith(part, "fc_norm.") || StartsWith(part, "head.");
     }
-    ASSIGN_OR_RETURN(JsonView stats, config.Get("norm_stats"));
-    all.emplace(std::move(stats));
+    if (!StartsWith(name, kLanguageModel)) return false;
+    const std::string_view part = name.substr(kLanguageModel.size());
+    // A tied head is the embedding table, whatever the file holds under its name.
+    return Contains(part, ".rotary_emb.inv_freq") ||
+           (config.llama.tied_head && part == "lm_head.weight");
+  };
+  std::vector<std::string> out;
+  for (std::string& name : checkpoint.names()) {
+    if (!std::binary_search(expected.begin(), expected.end(), name) && !unused(name)) {
+      out.push_back(std::move(name));
+    }
   }
-  if (!all->json().is_object() || all->json().empty()) {
-    return all->Error("expected an object with at least one dataset");
-  }
-  for (const auto& item : all->json().items()) {  // nlohmann's objects are sorted by key
-    ASSIGN_OR_RETURN(const JsonView entry, all->Get(item.key()));
-    ASSIGN_OR_RETURN(OpenVlaStatistics statistics, ReadStatistics(entry, item.key()));
-    out.max_action_dim = std::max(out.max_action_dim, static_cast<uint32_t>(statistics.q01.size()));
-    out.statistics.push_back(std::move(statistics));
-  }
-  return absl::OkStatus();
+  return out;
 }
 
 }  // namespace
@@ -480,8 +488,8 @@ bool IsOpenVla(const Checkpoint& checkpoint) {
   return true;
 }
 
-absl::StatusOr<OpenVlaConfig> ReadOpenVlaConfig(const Checkpoint& checkpoint,
-                                                const Preprocessor& preprocessor) {
+absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
+                                               const Preprocessor& preprocessor) {
   const JsonView config = checkpoint.config_view();
   OpenVlaConfig out;
   if (config.Has("quantization_config")) {
@@ -509,45 +517,76 @@ absl::StatusOr<OpenVlaConfig> ReadOpenVlaConfig(const Checkpoint& checkpoint,
   }
   ASSIGN_OR_RETURN(const std::string llm, config.String("llm_backbone_id", ""));
   out.vicuna_prompt = StartsWith(llm, "vicuna");
-  RETURN_IF_ERROR(ReadAllStatistics(checkpoint, out));
+  return out;
+}
+
+absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& out) {
+  ASSIGN_OR_RETURN(const std::optional<Json> file,
+                   checkpoint.OptionalJson("dataset_statistics.json"));
+  const JsonView config = checkpoint.config_view();
+  std::optional<JsonView> all;
+  if (file.has_value()) {
+    all.emplace(*file, "dataset_statistics.json");
+  } else {
+    if (!config.Has("norm_stats")) {
+      return config.Error("norm_stats: missing, and there is no dataset_statistics.json");
+    }
+    ASSIGN_OR_RETURN(JsonView stats, config.Get("norm_stats"));
+    all.emplace(std::move(stats));
+  }
+  if (!all->json().is_object() || all->json().empty()) {
+    return all->Error("expected an object with at least one dataset");
+  }
+  for (const auto& item : all->json().items()) {  // nlohmann's objects are sorted by key
+    ASSIGN_OR_RETURN(const JsonView entry, all->Get(item.key()));
+    ASSIGN_OR_RETURN(OpenVlaStatistics statistics, ReadStatistics(entry, item.key()));
+    out.max_action_dim = std::max(out.max_action_dim, static_cast<uint32_t>(statistics.q01.size()));
+    out.statistics.push_back(std::move(statistics));
+  }
   if (out.vision_tokens() + uint64_t{out.max_action_dim} + 2 > out.max_positions) {
     return config.Error(StrCat("llm_max_length or max_position_embeddings: ", out.max_positions,
                                " positions cannot hold ", out.vision_tokens(),
                                " vision tokens, a prompt and ", out.max_action_dim, " actions"));
   }
-  return out;
+  return absl::OkStatus();
 }
 
-std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
-                                           const OpenVlaConfig& config) {
-  std::vector<std::string> expected;
-  for (TensorSpec& spec : config.Tensors()) expected.push_back(std::move(spec.name));
-  std::sort(expected.begin(), expected.end());
-  // Parts of the published architecture that the features do not depend on.
-  const auto unused = [&](std::string_view name) {
-    for (const VitSpec& tower : config.towers) {
-      if (!StartsWith(name, tower.prefix)) continue;
-      const std::string_view part = name.substr(tower.prefix.size());
-      if (StartsWith(part, "blocks.")) {
-        const std::optional<uint32_t> index = LeadingIndex(part.substr(7));
-        return index.has_value() && *index >= tower.blocks;
-      }
-      return StartsWith(part, "norm.") || StartsWith(part, "attn_pool.") ||
-             StartsWith(part, "fc_norm.") || StartsWith(part, "head.");
-    }
-    if (!StartsWith(name, kLanguageModel)) return false;
-    const std::string_view part = name.substr(kLanguageModel.size());
-    // A tied head is the embedding table, whatever the file holds under its name.
-    return Contains(part, ".rotary_emb.inv_freq") ||
-           (config.llama.tied_head && part == "lm_head.weight");
-  };
-  std::vector<std::string> out;
-  for (std::string& name : checkpoint.names()) {
-    if (!std::binary_search(expected.begin(), expected.end(), name) && !unused(name)) {
-      out.push_back(std::move(name));
-    }
+absl::StatusOr<OpenVlaConfig> ReadOpenVlaConfig(const Checkpoint& checkpoint,
+                                                const Preprocessor& preprocessor) {
+  ASSIGN_OR_RETURN(OpenVlaConfig config, ReadOpenVlaSizes(checkpoint, preprocessor));
+  RETURN_IF_ERROR(ReadOpenVlaStatistics(checkpoint, config));
+  return config;
+}
+
+std::vector<std::string> TensorProblems(const Checkpoint& checkpoint, const OpenVlaConfig& config) {
+  std::vector<std::string> problems = CheckTensors(checkpoint, config.Tensors());
+  for (const std::string& name : UnexpectedTensors(checkpoint, config)) {
+    problems.push_back(StrCat(name, ": not part of this architecture"));
   }
-  return out;
+  return problems;
+}
+
+ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config) {
+  const LlamaSpec& llama = config.llama;
+  ModelSpec spec;
+  spec.family = "openvla";
+  spec.cameras = {{"image", config.towers.front().image_size, config.towers.front().image_size}};
+  for (const OpenVlaStatistics& s : config.statistics) {
+    spec.statistics.push_back({s.key, static_cast<uint32_t>(s.q01.size())});
+  }
+  spec.kv.layers = llama.layers;
+  spec.kv.kv_heads = llama.kv_heads;
+  spec.kv.head_dim = llama.head_dim;
+  spec.hidden = llama.hidden;
+  spec.vocab_size = llama.vocab;
+  spec.max_positions = config.max_positions;
+  spec.vision_tokens = config.vision_tokens();
+  spec.max_action_tokens = config.max_action_dim;
+  for (const std::string& name : checkpoint.names()) {
+    const absl::StatusOr<TensorView> tensor = checkpoint.Tensor(name);
+    if (tensor.ok()) spec.parameters += static_cast<uint64_t>(tensor->numel());
+  }
+  return spec;
 }
 
 }  // namespace saccade

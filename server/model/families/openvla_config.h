@@ -10,6 +10,7 @@
 #include "model/checkpoint.h"
 #include "model/layers_llama.h"
 #include "model/layers_vit.h"
+#include "model/model.h"
 #include "model/preprocess.h"
 
 namespace saccade {
@@ -46,12 +47,20 @@ struct OpenVlaConfig {
 // True for an OpenVLA folder without the separate action head of OpenVLA-OFT.
 bool IsOpenVla(const Checkpoint& checkpoint);
 
+// Everything but the statistics; and the statistics, from dataset_statistics.json, which replaces
+// config.norm_stats entirely, or from there.
+absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
+                                               const Preprocessor& preprocessor);
+absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& config);
+// Both.
 absl::StatusOr<OpenVlaConfig> ReadOpenVlaConfig(const Checkpoint& checkpoint,
                                                 const Preprocessor& preprocessor);
 
-// Tensors of the file that an OpenVLA model of this configuration does not have, such as biases or
-// extra norms: serving without them would not be exact. Sorted.
-std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
-                                           const OpenVlaConfig& config);
+// One line per tensor that is absent, mis-shaped or not part of the architecture.
+std::vector<std::string> TensorProblems(const Checkpoint& checkpoint, const OpenVlaConfig& config);
+
+// What a model of this configuration tells about itself, but for its compute dtype, weight_bytes
+// and fingerprint.
+ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config);
 
 }  // namespace saccade

@@ -1,0 +1,166 @@
+#include "cmd_inspect.h"
+
+#include <cstdio>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/strings.h"
+#include "config/config.h"
+#include "model/families/describe.h"
+
+namespace saccade {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+size_t KvBytesPerToken(const FolderDescription& d, DType compute) {
+  KvGeometry kv = d.spec.kv;
+  kv.dtype = compute;
+  return kv.BytesPerToken();
+}
+
+// Tokens of blocks that a session with one short prompt and its actions holds: a segment starts a
+// block of its own.
+uint64_t SessionTokens(const FolderDescription& d) {
+  const uint64_t block = d.spec.kv.block_tokens;
+  const auto blocks = [&](uint64_t tokens) { return (tokens + block - 1) / block; };
+  const uint64_t text = d.prompt_text_tokens;
+  return block * (blocks(1) + blocks(d.spec.vision_tokens) + blocks(text > 1 ? text - 1 : 0) +
+                  blocks(d.spec.max_action_tokens));
+}
+
+OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
+  OrderedJson out;
+  out["family"] = d.family;
+  out["servable"] = d.problems.empty();
+  out["problems"] = d.problems;
+  if (!d.known_sizes) return out;
+  const ModelSpec& s = d.spec;
+  out["parameters"] = s.parameters;
+  for (const CameraSpec& camera : s.cameras) {
+    out["cameras"].push_back(
+        {{"name", camera.name}, {"width", camera.width}, {"height", camera.height}});
+  }
+  for (const FolderDescription::Tower& t : d.towers) {
+    out["towers"].push_back({{"name", t.name},
+                             {"image_size", t.image_size},
+                             {"patch_size", t.patch_size},
+                             {"width", t.width},
+                             {"heads", t.heads},
+                             {"depth", t.depth}});
+  }
+  out["trunk"] = {{"layers", d.layers},         {"hidden", s.hidden},
+                  {"heads", d.heads},           {"kv_heads", s.kv.kv_heads},
+                  {"head_dim", s.kv.head_dim},  {"intermediate", d.intermediate},
+                  {"vocabulary", s.vocab_size}, {"max_positions", s.max_positions}};
+  out["prompt"] = {{"style", d.prompt_style},
+                   {"vision_tokens", s.vision_tokens},
+                   {"text_tokens", d.prompt_text_tokens}};
+  out["action_bins"] = d.action_bins;
+  for (const StatisticsSpec& statistics : s.statistics) {
+    out["statistics"].push_back({{"key", statistics.key}, {"actions", statistics.action_dim}});
+  }
+  for (const FolderDescription::Memory& m : d.memory) {
+    const size_t per_token = KvBytesPerToken(d, m.compute);
+    out["memory"].push_back({{"dtype", DTypeName(m.compute)},
+                             {"weight_bytes", m.weights},
+                             {"workspace_bytes", m.workspace},
+                             {"kv_bytes_per_token", per_token},
+                             {"kv_bytes_per_session", per_token * SessionTokens(d)}});
+  }
+  out["workspace_limits"] = {
+      {"frames", limits.frames}, {"rows", limits.rows}, {"logit_rows", limits.logit_rows}};
+  return out;
+}
+
+void Row(std::string_view name, const std::string& value) {
+  std::printf("%-14s %s\n", std::string(name).c_str(), value.c_str());
+}
+
+std::string Bytes(uint64_t bytes) {
+  char text[64];
+  if (bytes < 10 * 1024) {
+    std::snprintf(text, sizeof(text), "%llu B", static_cast<unsigned long long>(bytes));
+  } else if (bytes < 10ULL * 1024 * 1024) {
+    std::snprintf(text, sizeof(text), "%.1f KiB", static_cast<double>(bytes) / 1024);
+  } else {
+    std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1024 * 1024));
+  }
+  return text;
+}
+
+void PrintTable(const FolderDescription& d, const DescribeLimits& limits) {
+  Row("family", d.family.empty() ? "unknown" : d.family);
+  if (d.known_sizes) {
+    const ModelSpec& s = d.spec;
+    Row("parameters", StrCat(s.parameters));
+    for (const CameraSpec& camera : s.cameras) {
+      Row("camera", StrCat(camera.name, ", ", camera.width, " x ", camera.height));
+    }
+    for (const FolderDescription::Tower& t : d.towers) {
+      Row("tower", StrCat(t.name, ": ", t.width, " wide, ", t.heads, " heads, ", t.depth,
+                          " blocks (the last is not used), ", t.image_size, " px in patches of ",
+                          t.patch_size));
+    }
+    Row("trunk",
+        StrCat(d.layers, " layers, ", s.hidden, " wide, ", d.heads, " heads on ", s.kv.kv_heads,
+               " key/value heads of ", s.kv.head_dim, ", MLP ", d.intermediate));
+    Row("vocabulary", StrCat(s.vocab_size, " ids, ", d.action_bins, " of them actions"));
+    Row("prompt",
+        StrCat(d.prompt_style, ": ", s.vision_tokens, " vision and ", d.prompt_text_tokens,
+               " text tokens for a short instruction, at most ", s.max_positions, " positions"));
+    for (const StatisticsSpec& statistics : s.statistics) {
+      Row("statistics", StrCat(statistics.key, ", ", statistics.action_dim, " action values"));
+    }
+    for (const FolderDescription::Memory& m : d.memory) {
+      const size_t per_token = KvBytesPerToken(d, m.compute);
+      Row(StrCat("memory ", DTypeName(m.compute)),
+          StrCat("weights ", Bytes(m.weights), ", workspace ", Bytes(m.workspace), ", K/V ",
+                 Bytes(per_token), " per token, ", Bytes(per_token * SessionTokens(d)),
+                 " per session"));
+    }
+    Row("workspace of", StrCat(limits.frames, " frames, ", limits.rows, " rows, ",
+                               limits.logit_rows, " logit rows"));
+  }
+  if (d.problems.empty()) {
+    Row("servable", "yes");
+    return;
+  }
+  Row("servable", "no:");
+  for (const std::string& problem : d.problems) std::printf("  %s\n", problem.c_str());
+}
+
+}  // namespace
+
+int RunInspect(const InspectOptions& options) {
+  const SchedulerConfig defaults;
+  DescribeLimits limits;
+  limits.frames = defaults.max_batch_frames;
+  limits.rows = defaults.max_batch_rows;
+  limits.logit_rows = defaults.max_batch_sequences;
+  const absl::StatusOr<FolderDescription> description = DescribeFolder(options.model_dir, limits);
+  if (!description.ok()) {
+    const std::string message(description.status().message());
+    if (options.json) {
+      const OrderedJson out = {{"family", ""}, {"servable", false}, {"problems", {message}}};
+      std::printf("%s\n", out.dump(2, ' ', true, OrderedJson::error_handler_t::replace).c_str());
+    } else {
+      std::printf("servable       no:\n  %s\n", message.c_str());
+    }
+    return 1;
+  }
+  if (options.json) {
+    std::printf("%s\n", ToJson(*description, limits)
+                            .dump(2, ' ', true, OrderedJson::error_handler_t::replace)
+                            .c_str());
+  } else {
+    PrintTable(*description, limits);
+  }
+  return description->problems.empty() ? 0 : 1;
+}
+
+}  // namespace saccade

@@ -1,0 +1,559 @@
+#include "cmd_verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/strings.h"
+#include "model/checkpoint.h"
+#include "model/json_util.h"
+#include "model/safetensors.h"
+#include "verify_run.h"
+
+namespace saccade {
+namespace {
+
+constexpr double kStageFloor = 2e-5;
+constexpr double kStageRelative = 4e-6;
+constexpr double kPixels = 1.5e-5;
+constexpr double kActions = 1e-6;
+constexpr double kBf16Factor = 3;
+constexpr std::string_view kBf16 = "bf16.";
+constexpr std::string_view kPrefillLogits = "lm.logits.prefill_last";
+
+bool StartsWith(std::string_view text, std::string_view prefix) {
+  return text.substr(0, prefix.size()) == prefix;
+}
+
+// A recorded tensor as numbers, with its last dimension as columns.
+struct Recorded {
+  std::vector<double> values;
+  std::vector<int64_t> dims;
+  int64_t columns() const { return dims.empty() ? 1 : dims.back(); }
+  int64_t rows() const {
+    return static_cast<int64_t>(values.size()) / std::max<int64_t>(1, columns());
+  }
+};
+
+template <class T>
+void Widen(const TensorView& view, std::vector<double>& out) {
+  const auto* from = view.As<const T>();
+  out.assign(from, from + view.numel());
+}
+
+class Golden {
+ public:
+  static absl::StatusOr<Golden> Load(const std::string& path);
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& [name, entry] : file_.entries()) out.push_back(name);
+    return out;
+  }
+  bool Has(std::string_view name) const { return file_.Has(name); }
+  absl::StatusOr<Recorded> Get(std::string_view name) const;
+  absl::StatusOr<Rgb8Image> Image() const;
+  absl::StatusOr<std::string> Instruction() const {
+    return JsonView(info_, "golden.json").String("instruction");
+  }
+
+ private:
+  Golden(Json info, SafetensorsFile file) : info_(std::move(info)), file_(std::move(file)) {}
+  Json info_;
+  SafetensorsFile file_;
+};
+
+absl::StatusOr<Golden> Golden::Load(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  const std::string extension = dot == std::string::npos ? "" : path.substr(dot);
+  if (extension != ".safetensors" && extension != ".json") {
+    return absl::InvalidArgumentError(StrCat(path, ": expected a .safetensors or .json file"));
+  }
+  const std::string stem = path.substr(0, dot);
+  ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(stem + ".safetensors"));
+  ASSIGN_OR_RETURN(Json info, ReadJsonFile(stem + ".json"));
+  if (file.entries().empty()) {
+    return absl::InvalidArgumentError(StrCat(stem, ".safetensors: holds no tensor"));
+  }
+  // The list in the .json is the writer's own: a tensor it names that the file lacks was lost.
+  const JsonView root(info, stem + ".json");
+  if (root.Has("tensors")) {
+    ASSIGN_OR_RETURN(const JsonView listed, root.Get("tensors"));
+    if (!listed.json().is_object()) return listed.Error("expected an object");
+    for (const auto& item : listed.json().items()) {
+      if (!file.Has(item.key())) {
+        return listed.Error(StrCat("\"", item.key(), "\" is not in ", stem, ".safetensors"));
+      }
+    }
+  }
+  return Golden(std::move(info), std::move(file));
+}
+
+absl::StatusOr<Recorded> Golden::Get(std::string_view name) const {
+  ASSIGN_OR_RETURN(const TensorView view, file_.Tensor(name));
+  Recorded out;
+  out.dims.assign(view.dims.begin(), view.dims.begin() + view.rank);
+  switch (view.dtype) {
+    case DType::kF32:
+      Widen<float>(view, out.values);
+      break;
+    case DType::kF64:
+      Widen<double>(view, out.values);
+      break;
+    case DType::kI64:
+      Widen<int64_t>(view, out.values);
+      break;
+    case DType::kI32:
+      Widen<int32_t>(view, out.values);
+      break;
+    case DType::kU8:
+      Widen<uint8_t>(view, out.values);
+      break;
+    default:
+      return absl::UnimplementedError(
+          StrCat(name, ": cannot compare ", DTypeName(view.dtype), " values"));
+  }
+  if (out.values.empty()) return absl::InvalidArgumentError(StrCat(name, ": is empty"));
+  return out;
+}
+
+absl::StatusOr<Rgb8Image> Golden::Image() const {
+  ASSIGN_OR_RETURN(const TensorView view, file_.Tensor("image_u8"));
+  if (view.dtype != DType::kU8 || view.rank != 3 || view.dim(2) != 3 || view.numel() == 0) {
+    return absl::InvalidArgumentError(
+        StrCat("image_u8: expected u8[height, width, 3], got ", view.DebugString()));
+  }
+  Rgb8Image image;
+  image.height = static_cast<uint32_t>(view.dim(0));
+  image.width = static_cast<uint32_t>(view.dim(1));
+  const auto* bytes = view.As<const uint8_t>();
+  image.rgb.assign(bytes, bytes + view.numel());
+  return image;
+}
+
+double MaxAbs(const std::vector<double>& values) {
+  double out = 0;
+  for (const double value : values) out = std::max(out, std::abs(value));
+  return out;
+}
+
+// NaN on either side is the largest difference there is.
+double MaxDifference(const std::vector<double>& a, const std::vector<double>& b, size_t count) {
+  double out = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    out = std::isnan(difference) ? HUGE_VAL : std::max(out, difference);
+  }
+  return out;
+}
+
+// One line per tensor, and whether all of them were good.
+class Report {
+ public:
+  void Compared(const std::string& name, double difference, double tolerance,
+                const std::string& note) {
+    const bool good = difference <= tolerance;
+    Line(name, difference, tolerance, good ? "ok" : "MISS", note);
+    ok_ = ok_ && good;
+  }
+  void NotCompared(const std::string& name, std::string_view why) {
+    std::printf("  %-28s %10s %10s  %s\n", name.c_str(), "-", "-",
+                StrCat("NOT COMPARED: ", why).c_str());
+    ok_ = false;
+  }
+  void Noted(const std::string& name, const std::string& note) {
+    std::printf("  %-28s %10s %10s  %s\n", name.c_str(), "-", "-", note.c_str());
+  }
+  bool ok() const { return ok_; }
+
+ private:
+  static void Line(const std::string& name, double difference, double tolerance,
+                   std::string_view verdict, const std::string& note) {
+    std::printf("  %-28s %10.3g %10.3g  %s%s%s\n", name.c_str(), difference, tolerance,
+                std::string(verdict).c_str(), note.empty() ? "" : "  ", note.c_str());
+  }
+  bool ok_ = true;
+};
+
+// What the pass computed for one recorded tensor, in the recorded order.
+struct Computed {
+  std::vector<double> values;
+  double tolerance = 0;
+  size_t count = 0;  // leading values that can be compared; 0: all
+  std::string note;
+};
+
+// One precision: its outputs against the golden.
+class Pass {
+ public:
+  Pass(const Golden& golden, const VerifyOutput& output, bool bf16)
+      : golden_(golden), output_(output), bf16_(bf16) {}
+
+  // Distances that the BF16 tolerances rest on, and where the ids part from the recorded ones.
+  absl::Status Prepare();
+  void Run(const std::string& name, Report& report) const;
+
+ private:
+  absl::StatusOr<Computed> Compute(const std::string& name, const Recorded& reference) const;
+  absl::StatusOr<Computed> Ids(const std::string& name) const;
+  absl::StatusOr<Computed> Pixels(const Recorded& reference) const;
+  absl::StatusOr<Computed> Cache(const std::string& name, const Recorded& reference) const;
+  absl::StatusOr<Computed> Logits(const std::string& name, const Recorded& reference) const;
+  absl::StatusOr<Computed> Actions(const std::string& name, const std::string& key) const;
+  absl::StatusOr<Computed> Stage(const std::string& name, const Recorded& reference) const;
+  // Per generated token: ids, margins, bins, normalised values.
+  absl::StatusOr<Computed> PerToken(const std::string& name, const Recorded& reference) const;
+  double StageTolerance(const Recorded& reference) const;
+  const ActionChunk& tapped() const { return output_.chunks.at(tapped_key_); }
+  std::string Diverged() const;
+
+  const Golden& golden_;
+  const VerifyOutput& output_;
+  bool bf16_;
+  std::string tapped_key_;
+  double bf16_logits_ = 0;        // d
+  double bf16_relative_ = 0;      // d / max|logits|
+  std::optional<size_t> parted_;  // first token that may and does differ
+};
+
+absl::StatusOr<std::vector<std::string>> StatisticsKeys(const Golden& golden) {
+  // The recorded stages belong to the request with as many actions as there are recorded ids.
+  ASSIGN_OR_RETURN(const Recorded ids, golden.Get("generated_ids"));
+  std::vector<std::string> keys;
+  for (const std::string& name : golden.names()) {
+    constexpr std::string_view kPrefix = "actions.";
+    if (!StartsWith(name, kPrefix)) continue;
+    ASSIGN_OR_RETURN(const Recorded actions, golden.Get(name));
+    const bool first = actions.values.size() == ids.values.size();
+    keys.insert(first ? keys.begin() : keys.end(), name.substr(kPrefix.size()));
+  }
+  if (keys.empty()) return absl::InvalidArgumentError("no actions.<statistics key> is recorded");
+  return keys;
+}
+
+absl::Status Pass::Prepare() {
+  ASSIGN_OR_RETURN(const std::vector<std::string> keys, StatisticsKeys(golden_));
+  tapped_key_ = keys.front();
+  if (!bf16_) return absl::OkStatus();
+  const std::string narrow = StrCat(kBf16, "logits.prefill_last");
+  if (!golden_.Has(narrow)) {
+    return absl::NotFoundError(
+        StrCat(narrow, " is not recorded, so there is no tolerance for bf16; use --dtype f32"));
+  }
+  ASSIGN_OR_RETURN(const Recorded exact, golden_.Get(kPrefillLogits));
+  ASSIGN_OR_RETURN(const Recorded rounded, golden_.Get(narrow));
+  if (exact.values.size() != rounded.values.size()) {
+    return absl::InvalidArgumentError(StrCat(narrow, ": not as long as ", kPrefillLogits));
+  }
+  bf16_logits_ = MaxDifference(exact.values, rounded.values, exact.values.size());
+  bf16_relative_ = bf16_logits_ / std::max(MaxAbs(exact.values), 1e-30);
+  ASSIGN_OR_RETURN(const Recorded ids, golden_.Get("generated_ids"));
+  ASSIGN_OR_RETURN(const Recorded margins, golden_.Get("logit_margin"));
+  const std::vector<int32_t>& tokens = tapped().tokens;
+  for (size_t i = 0; i < std::min(tokens.size(), ids.values.size()); ++i) {
+    if (tokens[i] == static_cast<int32_t>(ids.values[i])) continue;
+    if (i < margins.values.size() && margins.values[i] < bf16_logits_) parted_ = i;
+    break;
+  }
+  return absl::OkStatus();
+}
+
+std::string Pass::Diverged() const {
+  return StrCat("token ", *parted_, " differs at a near-tie; ", *parted_, " before it compared");
+}
+
+double Pass::StageTolerance(const Recorded& reference) const {
+  const double size = MaxAbs(reference.values);
+  if (bf16_) return kBf16Factor * bf16_relative_ * size;
+  return std::max(kStageFloor, kStageRelative * size);
+}
+
+absl::StatusOr<Computed> Pass::Ids(const std::string& name) const {
+  Computed out;
+  out.values.assign(output_.prompt_ids.begin(), output_.prompt_ids.end());
+  // What the tokenizer gives, before the empty token that every prompt ends with.
+  if (name == "input_ids_raw" && !out.values.empty()) {
+    ASSIGN_OR_RETURN(const Recorded raw, golden_.Get(name));
+    if (raw.values.size() + 1 == out.values.size()) out.values.pop_back();
+  }
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::Pixels(const Recorded& reference) const {
+  if (reference.dims.size() != 4 || reference.dims[0] != 1 || reference.dims[1] % 3 != 0) {
+    return absl::UnimplementedError("expected the shape [1, 3 * towers, height, width]");
+  }
+  Computed out;
+  out.tolerance = kPixels;
+  out.values.resize(reference.values.size());
+  const int64_t height = reference.dims[2];
+  const int64_t width = reference.dims[3];
+  for (int64_t tower = 0; tower < reference.dims[1] / 3; ++tower) {
+    ASSIGN_OR_RETURN(const RecordingTap::Stage stage,
+                     output_.tap->Rows(StrCat("pixel_values.", tower)));
+    const int64_t size = std::llround(std::sqrt(static_cast<double>(stage.columns) / 3));
+    if (3 * size * size != stage.columns || stage.rows * stage.columns != 3 * height * width ||
+        width % size != 0) {
+      return absl::InternalError("patches and pixels do not fit");
+    }
+    for (int64_t row = 0; row < stage.rows; ++row) {
+      const int64_t top = row / (width / size) * size;
+      const int64_t left = row % (width / size) * size;
+      for (int64_t i = 0; i < stage.columns; ++i) {
+        const int64_t channel = 3 * tower + i / (size * size);
+        const int64_t y = top + i / size % size;
+        const int64_t x = left + i % size;
+        out.values[static_cast<size_t>((channel * height + y) * width + x)] =
+            stage.values[static_cast<size_t>(row * stage.columns + i)];
+      }
+    }
+  }
+  return out;
+}
+
+// Recorded as [1, heads, tokens, head_dim]; the cache is read as [tokens, heads * head_dim].
+absl::StatusOr<Computed> Pass::Cache(const std::string& name, const Recorded& reference) const {
+  if (reference.dims.size() != 4 || reference.dims[0] != 1) {
+    return absl::UnimplementedError("expected the shape [1, heads, tokens, head_dim]");
+  }
+  const int64_t heads = reference.dims[1];
+  const int64_t tokens = reference.dims[2];
+  const int64_t dim = reference.dims[3];
+  ASSIGN_OR_RETURN(const RecordingTap::Stage stage, output_.tap->FirstWithRows(name, tokens));
+  if (stage.columns != heads * dim) {
+    return absl::InvalidArgumentError(
+        StrCat("the cache is ", stage.columns, " wide, recorded ", heads, " x ", dim));
+  }
+  Computed out;
+  out.tolerance = StageTolerance(reference);
+  out.values.resize(reference.values.size());
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t d = 0; d < dim; ++d) {
+        out.values[static_cast<size_t>((h * tokens + t) * dim + d)] =
+            stage.values[static_cast<size_t>((t * heads + h) * dim + d)];
+      }
+    }
+  }
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::Logits(const std::string& name, const Recorded& reference) const {
+  ASSIGN_OR_RETURN(const RecordingTap::Stage stage, output_.tap->Rows("lm.logits"));
+  const int64_t columns = reference.columns();
+  const int64_t rows = reference.rows();
+  if (columns > stage.columns || rows > stage.rows) {
+    return absl::InvalidArgumentError(
+        StrCat("there are ", stage.rows, " x ", stage.columns, " logits"));
+  }
+  if (name != "lm.logits.action_range" && columns != stage.columns) {
+    return absl::InvalidArgumentError(StrCat("the vocabulary has ", stage.columns, " ids"));
+  }
+  Computed out;
+  out.tolerance = bf16_ ? kBf16Factor * bf16_logits_ : StageTolerance(reference);
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto* end = stage.values.data() + (r + 1) * stage.columns;
+    out.values.insert(out.values.end(), end - columns, end);
+  }
+  // The logits that chose the parted token still have the recorded history.
+  if (parted_.has_value() && *parted_ + 1 < static_cast<size_t>(rows)) {
+    out.count = (*parted_ + 1) * static_cast<size_t>(columns);
+    out.note = Diverged();
+  }
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::PerToken(const std::string& name, const Recorded& reference) const {
+  const ActionChunk& chunk = tapped();
+  Computed out;
+  if (name == "generated_ids") {
+    out.values.assign(chunk.tokens.begin(), chunk.tokens.end());
+  } else if (name == "normalized_actions") {
+    out.values.assign(chunk.normalized.begin(), chunk.normalized.end());
+    out.tolerance = kActions;
+  } else if (name == "bin_index") {
+    for (const float value : chunk.normalized) {
+      const auto nearest = std::min_element(
+          output_.bin_centres.begin(), output_.bin_centres.end(),
+          [&](double a, double b) { return std::abs(a - value) < std::abs(b - value); });
+      out.values.push_back(static_cast<double>(nearest - output_.bin_centres.begin()));
+    }
+  } else {  // logit_margin
+    ASSIGN_OR_RETURN(const RecordingTap::Stage stage, output_.tap->Rows("lm.logits"));
+    double largest = 0;
+    for (int64_t r = 0; r < stage.rows; ++r) {
+      std::vector<double> row(stage.values.begin() + r * stage.columns,
+                              stage.values.begin() + (r + 1) * stage.columns);
+      largest = std::max(largest, MaxAbs(row));
+      if (row.size() < 2) return absl::InternalError("one logit has no margin");
+      std::nth_element(row.begin(), row.begin() + 1, row.end(), std::greater<>());
+      out.values.push_back(*std::max_element(row.begin(), row.begin() + 1) - row[1]);
+    }
+    // A difference of two logits, each within its tolerance.
+    out.tolerance =
+        2 * (bf16_ ? kBf16Factor * bf16_logits_ : std::max(kStageFloor, kStageRelative * largest));
+  }
+  if (out.values.size() != reference.values.size()) {
+    return absl::InvalidArgumentError(StrCat(out.values.size(), " tokens were generated"));
+  }
+  if (parted_.has_value()) {
+    out.count = *parted_;
+    out.note = Diverged();
+  }
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::Actions(const std::string& name, const std::string& key) const {
+  const auto it = output_.chunks.find(key);
+  if (it == output_.chunks.end()) {
+    return absl::NotFoundError(StrCat("no request was made for \"", key, "\""));
+  }
+  Computed out;
+  out.values = it->second.values;
+  out.tolerance = kActions;
+  if (bf16_) {
+    const std::string exact = StrCat("actions.", key);
+    const std::string narrow = StrCat(kBf16, exact);
+    if (golden_.Has(exact) && golden_.Has(narrow)) {
+      ASSIGN_OR_RETURN(const Recorded a, golden_.Get(exact));
+      ASSIGN_OR_RETURN(const Recorded b, golden_.Get(narrow));
+      if (a.values.size() != b.values.size()) {
+        return absl::InvalidArgumentError(StrCat(narrow, " is not as long as ", exact));
+      }
+      out.tolerance =
+          std::max(kActions, kBf16Factor * MaxDifference(a.values, b.values, a.values.size()));
+    }
+  }
+  if (parted_.has_value()) {
+    out.count = *parted_;
+    out.note = Diverged();
+  }
+  (void)name;
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::Stage(const std::string& name, const Recorded& reference) const {
+  ASSIGN_OR_RETURN(const RecordingTap::Stage stage, output_.tap->Rows(name));
+  const int64_t rows = reference.rows();
+  if (stage.columns != reference.columns() || stage.rows < rows) {
+    return absl::InvalidArgumentError(StrCat("the stage is ", stage.rows, " x ", stage.columns));
+  }
+  Computed out;
+  out.tolerance = StageTolerance(reference);
+  // Rows of later steps (decoded tokens) come behind those of the prompt.
+  out.values.assign(stage.values.begin(), stage.values.begin() + rows * stage.columns);
+  return out;
+}
+
+absl::StatusOr<Computed> Pass::Compute(const std::string& name, const Recorded& reference) const {
+  constexpr std::string_view kActionsPrefix = "actions.";
+  if (name == "input_ids" || name == "input_ids_raw") return Ids(name);
+  if (name == "pixel_values") return Pixels(reference);
+  if (StartsWith(name, "prefill.k.") || StartsWith(name, "prefill.v.")) {
+    return Cache(name, reference);
+  }
+  if (name == kPrefillLogits || name == "lm.logits.action_range") return Logits(name, reference);
+  if (name == "bin_centers") {
+    Computed out;
+    // The two lowest ids share the last centre.
+    out.values = output_.bin_centres;
+    if (!out.values.empty()) out.values.pop_back();
+    out.tolerance = kActions;
+    return out;
+  }
+  if (name == "generated_ids" || name == "logit_margin" || name == "bin_index" ||
+      name == "normalized_actions") {
+    return PerToken(name, reference);
+  }
+  if (StartsWith(name, kActionsPrefix)) return Actions(name, name.substr(kActionsPrefix.size()));
+  if (name == StrCat(kBf16, "logits.prefill_last")) return Logits(name, reference);
+  const std::string bf16_actions = StrCat(kBf16, kActionsPrefix);
+  if (StartsWith(name, bf16_actions)) return Actions(name, name.substr(bf16_actions.size()));
+  return Stage(name, reference);
+}
+
+void Pass::Run(const std::string& name, Report& report) const {
+  if (name == "image_u8") {
+    report.Noted(name, "the input");
+    return;
+  }
+  if (!bf16_ && StartsWith(name, kBf16)) {
+    report.Noted(name, "belongs to the bf16 pass");
+    return;
+  }
+  const absl::StatusOr<Recorded> reference = golden_.Get(name);
+  if (!reference.ok()) {
+    report.NotCompared(name, FromAbsl(reference.status().message()));
+    return;
+  }
+  const absl::StatusOr<Computed> computed = Compute(name, *reference);
+  if (!computed.ok()) {
+    report.NotCompared(name, FromAbsl(computed.status().message()));
+    return;
+  }
+  if (computed->values.size() != reference->values.size()) {
+    report.NotCompared(name, StrCat("computed ", computed->values.size(), " values, recorded ",
+                                    reference->values.size()));
+    return;
+  }
+  const bool all = computed->note.empty();
+  const size_t count =
+      all ? reference->values.size() : std::min(computed->count, reference->values.size());
+  report.Compared(name, MaxDifference(computed->values, reference->values, count),
+                  computed->tolerance, computed->note);
+}
+
+absl::StatusOr<bool> VerifyOne(const VerifyOptions& options, const Checkpoint& checkpoint,
+                               const Golden& golden, bool bf16) {
+  VerifyInput input;
+  ASSIGN_OR_RETURN(input.image, golden.Image());
+  ASSIGN_OR_RETURN(input.instruction, golden.Instruction());
+  ASSIGN_OR_RETURN(input.statistics_keys, StatisticsKeys(golden));
+  for (const std::string& name : golden.names()) input.stages.insert(name);
+  input.stages.insert({"lm.logits", "pixel_values.0", "pixel_values.1"});
+  ASSIGN_OR_RETURN(
+      const VerifyOutput output,
+      RunVerifyInput(checkpoint, options.backend, bf16 ? DType::kBf16 : DType::kF32, input));
+  Pass pass(golden, output, bf16);
+  RETURN_IF_ERROR(pass.Prepare());
+  std::printf("%s\n  %-28s %10s %10s  %s\n", bf16 ? "bf16" : "f32", "tensor", "max |diff|",
+              "tolerance", "verdict");
+  Report report;
+  for (const std::string& name : golden.names()) pass.Run(name, report);
+  return report.ok();
+}
+
+absl::StatusOr<bool> VerifyAll(const VerifyOptions& options) {
+  ASSIGN_OR_RETURN(const Golden golden, Golden::Load(options.golden_path));
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(options.model_dir));
+  if (!options.f32 && !options.bf16) return absl::InvalidArgumentError("no precision to verify");
+  bool good = true;
+  for (const bool bf16 : {false, true}) {
+    if (!(bf16 ? options.bf16 : options.f32)) continue;
+    ASSIGN_OR_RETURN(const bool ok, VerifyOne(options, checkpoint, golden, bf16));
+    good = good && ok;
+  }
+  return good;
+}
+
+}  // namespace
+
+int RunVerify(const VerifyOptions& options) {
+  const absl::StatusOr<bool> good = VerifyAll(options);
+  std::fflush(stdout);
+  if (!good.ok()) {
+    std::fprintf(stderr, "verify: %s\n", std::string(good.status().message()).c_str());
+    return 1;
+  }
+  std::printf("%s\n", *good ? "every recorded tensor is within its tolerance"
+                            : "FAILED: see the lines marked MISS or NOT COMPARED");
+  std::fflush(stdout);
+  return *good ? 0 : 1;
+}
+
+}  // namespace saccade

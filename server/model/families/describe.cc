@@ -1,0 +1,84 @@
+#include "model/families/describe.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/strings.h"
+#include "model/checkpoint.h"
+#include "model/families/openvla_config.h"
+#include "model/families/openvla_prompt.h"
+#include "model/preprocess.h"
+
+namespace saccade {
+namespace {
+
+constexpr std::string_view kShortInstruction = "pick up the red block";
+
+void DescribeOpenVla(const Checkpoint& checkpoint, const DescribeLimits& limits,
+                     FolderDescription& out) {
+  const auto failed = [&](const absl::Status& status) {
+    if (status.ok()) return false;
+    out.problems.emplace_back(FromAbsl(status.message()));
+    return true;
+  };
+  const absl::StatusOr<Preprocessor> preprocessor = Preprocessor::Load(checkpoint);
+  if (failed(preprocessor.status())) return;
+  absl::StatusOr<OpenVlaConfig> config = ReadOpenVlaSizes(checkpoint, *preprocessor);
+  if (failed(config.status())) return;
+  failed(ReadOpenVlaStatistics(checkpoint, *config));
+  for (std::string& problem : TensorProblems(checkpoint, *config)) {
+    out.problems.push_back(std::move(problem));
+  }
+  const absl::StatusOr<OpenVlaPrompt> prompt = OpenVlaPrompt::Load(checkpoint, *config);
+  if (!failed(prompt.status())) {
+    const absl::StatusOr<std::vector<int32_t>> ids = prompt->Encode(kShortInstruction);
+    if (!failed(ids.status())) out.prompt_text_tokens = static_cast<uint32_t>(ids->size());
+  }
+
+  out.known_sizes = true;
+  out.spec = OpenVlaSpec(checkpoint, *config);
+  for (const VitSpec& tower : config->towers) {
+    out.towers.push_back(
+        {tower.tap, tower.image_size, tower.patch_size, tower.width, tower.heads, tower.depth});
+  }
+  out.layers = config->llama.layers;
+  out.heads = config->llama.heads;
+  out.intermediate = config->llama.intermediate;
+  out.action_bins = config->action_bins;
+  out.prompt_style = config->vicuna_prompt ? "vicuna chat" : "in / out";
+  for (const DType compute : {DType::kF32, DType::kBf16}) {
+    const std::vector<TensorSpec> tensors = config->Tensors();
+    FolderDescription::Memory memory;
+    memory.compute = compute;
+    memory.weights = TensorBytes(checkpoint, tensors, compute);
+    if (config->llama.tied_head) {  // packed a second time, as the head
+      memory.weights += size_t{config->llama.vocab} * config->llama.hidden * DTypeSize(compute);
+    }
+    memory.workspace =
+        config->WorkspaceBytes(limits.frames, limits.rows, limits.logit_rows, compute);
+    out.memory.push_back(memory);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<FolderDescription> DescribeFolder(const std::string& dir,
+                                                 const DescribeLimits& limits) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(dir));
+  FolderDescription out;
+  std::string known;
+  for (const Family& family : Families()) {
+    StrAppend(&known, known.empty() ? "" : ", ", family.name);
+    if (family.matches(checkpoint)) out.family = family.name;
+  }
+  if (out.family == "openvla") {
+    DescribeOpenVla(checkpoint, limits, out);
+  } else {
+    const std::string type = checkpoint.config_view().String("model_type", "").value_or("");
+    out.problems.push_back(StrCat("no known family serves this folder (model_type \"", type,
+                                  "\"); known: ", known, " (without an OpenVLA-OFT action head)"));
+  }
+  return out;
+}
+
+}  // namespace saccade

@@ -1,0 +1,49 @@
+#pragma once
+// What a checkpoint folder holds, needs and lacks, without loading its weights. For `inspect`.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "model/model.h"
+
+namespace saccade {
+
+// Sizes of one step that the workspace is told for.
+struct DescribeLimits {
+  uint32_t frames = 1;
+  uint32_t rows = 1;
+  uint32_t logit_rows = 1;
+};
+
+struct FolderDescription {
+  std::string family;                 // empty: no known family
+  std::vector<std::string> problems;  // why it cannot be served; empty: it can
+  // Of the weights in the file, and of the folder's settings. Without `known_sizes`, reading the
+  // settings failed and only the problems say anything.
+  bool known_sizes = false;
+  ModelSpec spec;  // but for fingerprint, compute and weight_bytes
+  struct Tower {
+    std::string name;
+    uint32_t image_size, patch_size, width, heads, depth;
+  };
+  std::vector<Tower> towers;
+  uint32_t layers = 0;
+  uint32_t heads = 0;
+  uint32_t intermediate = 0;
+  uint32_t action_bins = 0;
+  std::string prompt_style;
+  uint32_t prompt_text_tokens = 0;  // of a short instruction; 0: the tokenizer cannot be used
+  struct Memory {
+    DType compute = DType::kF32;
+    size_t weights = 0;    // on a device, without padding
+    size_t workspace = 0;  // of one step within the limits
+  };
+  std::vector<Memory> memory;  // per compute dtype
+};
+
+// A folder that cannot be read at all is an error; everything else is in `problems`.
+absl::StatusOr<FolderDescription> DescribeFolder(const std::string& dir,
+                                                 const DescribeLimits& limits);
+
+}  // namespace saccade

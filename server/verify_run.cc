@@ -1,0 +1,139 @@
+#include "verify_run.h"
+
+#include <future>
+#include <utility>
+
+#include "assembly.h"
+#include "base/clock.h"
+#include "base/strings.h"
+
+namespace saccade {
+namespace {
+
+const SteadyClock kClock;
+
+class WaitingSink final : public ResponseSink {
+ public:
+  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
+  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
+    done_.set_value(std::move(result));
+  }
+  absl::StatusOr<ActResult> Wait() { return done_.get_future().get(); }
+
+ private:
+  std::promise<absl::StatusOr<ActResult>> done_;
+};
+
+// One model on one backend with room for one request at a time; everything else as served.
+absl::StatusOr<std::unique_ptr<Engine>> StartEngine(std::unique_ptr<Backend> backend,
+                                                    std::unique_ptr<Model> model) {
+  const Config defaults;
+  ServedModel served;
+  served.name = "verify";
+  served.invalid_tokens = InvalidTokenPolicy::kClamp;  // as the reference that was recorded
+  KvConfig kv;
+  const uint32_t block_tokens = model->spec().kv.block_tokens;
+  kv.blocks = 2 * (model->spec().max_positions + block_tokens) / block_tokens + 16;
+  ASSIGN_OR_RETURN(served.kv, ToKvOptions(kv, model->spec().kv));
+  served.embedding_slots = 4;
+  served.max_sequences = 4;
+  served.instances.push_back(std::move(model));
+  served.workers.emplace_back(0);
+
+  EngineOptions options;
+  LatencyClass klass;
+  klass.name = "verify";
+  klass.on_late = OnLate::kRunLate;
+  options.classes.push_back(klass);
+  options.max_rows = defaults.scheduler.max_batch_rows;
+  options.max_frames = 1;
+  options.max_logit_rows = 4;
+  std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(std::move(backend));
+  std::vector<ServedModel> models;
+  models.push_back(std::move(served));
+  return Engine::Start(options, std::move(backends), std::move(models), kClock, nullptr);
+}
+
+absl::StatusOr<ActionChunk> Act(Engine& engine, const std::shared_ptr<const Timeline>& timeline,
+                                const std::string& key, std::shared_ptr<TapSink> tap) {
+  auto sink = std::make_shared<WaitingSink>();
+  ActRequest request;
+  request.session = SessionId(1);
+  request.model = ModelId(0);
+  request.klass = ClassId(0);
+  request.arrival = kClock.Now();
+  request.timeline = timeline;
+  request.statistics_key = key;
+  request.sink = sink;
+  request.tap = std::move(tap);
+  ASSIGN_OR_RETURN(const RequestId id, engine.Submit(std::move(request)));
+  (void)id;
+  ASSIGN_OR_RETURN(ActResult result, sink->Wait());
+  if (result.chunks.empty()) return absl::InternalError("the engine answered without a chunk");
+  return std::move(result.chunks.front());
+}
+
+// Centres of the model's action ids as it decodes them, the highest id first.
+absl::StatusOr<std::vector<double>> BinCentres(const Model& model) {
+  std::vector<double> centres;
+  const StatisticsSpec& statistics = model.spec().statistics.front();
+  for (auto id = static_cast<int32_t>(model.spec().vocab_size) - 1; id >= 0; --id) {
+    if (!model.IsActionToken(id)) continue;
+    const std::vector<int32_t> tokens(statistics.action_dim, id);
+    ASSIGN_OR_RETURN(const ActionChunk chunk,
+                     model.DecodeActions(tokens, statistics.key, InvalidTokenPolicy::kFail));
+    centres.push_back(chunk.normalized.front());
+  }
+  return centres;
+}
+
+}  // namespace
+
+absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
+                                            const BackendConfig& backend_config, DType compute,
+                                            const VerifyInput& input) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(backend_config));
+  ModelOptions options;
+  options.compute = compute;
+  ASSIGN_OR_RETURN(std::unique_ptr<Model> loaded, LoadModel(checkpoint, *backend, options));
+  const Model& model = *loaded;
+
+  VerifyOutput out;
+  out.tap = std::make_shared<RecordingTap>(*backend, input.stages);
+  ASSIGN_OR_RETURN(out.engine, StartEngine(std::move(backend), std::move(loaded)));
+  ASSIGN_OR_RETURN(out.bin_centres, BinCentres(model));
+
+  ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt(input.instruction));
+  TimelineBuilder builder = out.engine->NewTimeline(ModelId(0));
+  for (const PromptSegment& segment : prompt) {
+    if (segment.modality == Modality::kText) {
+      out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());
+      builder.AddText(segment.tokens);
+      continue;
+    }
+    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(segment.camera, input.image));
+    auto content = std::make_shared<Content>();
+    content->width = frame.width;
+    content->height = frame.height;
+    content->digest = DigestBytes("frame.v1", frame.rgb);
+    content->rgb = std::move(frame.rgb);
+    builder.AddVision(segment.camera, std::move(content), model.spec().vision_tokens);
+  }
+  const std::shared_ptr<const Timeline> timeline = builder.Build();
+  for (size_t i = 0; i < input.statistics_keys.size(); ++i) {
+    const std::string& key = input.statistics_keys[i];
+    absl::StatusOr<ActionChunk> chunk =
+        Act(*out.engine, timeline, key, i == 0 ? out.tap : std::shared_ptr<TapSink>());
+    if (!chunk.ok()) {
+      return absl::Status(
+          chunk.status().code(),
+          ToAbsl(StrCat("actions.", key, ": ", FromAbsl(chunk.status().message()))));
+    }
+    out.chunks.emplace(key, *std::move(chunk));
+  }
+  RETURN_IF_ERROR(out.engine->CheckInvariants());
+  return out;
+}
+
+}  // namespace saccade
