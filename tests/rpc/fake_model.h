@@ -66,7 +66,7 @@ struct FakeModelOptions {
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
-  std::shared_ptr<Gate> gate;  // passed once per trunk step; null: none
+  std::shared_ptr<Gate> gate = nullptr;  // passed once per trunk step; null: none
 };
 
 class FakeModel final : public Model {
@@ -96,6 +96,11 @@ class FakeModel final : public Model {
         Upload(backend, *stream,
                TensorView::Dense(bias.data(), DType::kF32, MemKind::kHost, {kVocab}), DType::kF32));
     return model;
+  }
+
+  // Without weights: only the host side works.
+  static std::unique_ptr<Model> HostOnly(FakeModelOptions options) {
+    return std::unique_ptr<Model>(new FakeModel(std::move(options)));
   }
 
   const ModelSpec& spec() const override { return spec_; }

@@ -1,0 +1,462 @@
+#include "session/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "session/catalog.h"
+#include "session/content_store.h"
+#include "session/session_manager.h"
+#include "session/token_bucket.h"
+#include "tests/rpc/fake_model.h"
+
+namespace saccade {
+namespace {
+
+using testing::FakeModel;
+using testing::FakeModelOptions;
+using ::testing::HasSubstr;
+
+constexpr TimePoint kStart{std::chrono::seconds(100)};
+
+class SessionTest : public ::testing::Test {
+ protected:
+  void Make(FakeModelOptions options, SessionLimits limits = {}) {
+    host_ = FakeModel::HostOnly(std::move(options));
+    model_.id = ModelId(0);
+    model_.name = "fake";
+    model_.model = host_.get();
+    model_.default_class = ClassId(0);
+    model_.new_timeline = [this] {
+      ++timelines_;
+      return TimelineBuilder(Digest128{1, 2}, 16);
+    };
+    SessionParams params;
+    params.model = &model_;
+    params.statistics_key = "robot";
+    params.action_dim = 3;
+    params.klass = ClassId(0);
+    session_ = std::make_unique<Session>(SessionId(7), params, limits, kStart);
+  }
+
+  Frame MakeFrame(uint8_t shade, int64_t capture_ns, TimePoint captured = kStart) {
+    Frame frame;
+    frame.content = store_.Intern(4, 4, std::vector<uint8_t>(48, shade));
+    frame.capture_time_ns = capture_ns;
+    frame.captured = captured;
+    return frame;
+  }
+
+  std::unique_ptr<Model> host_;
+  SessionModel model_;
+  ContentStore store_{64};
+  std::unique_ptr<Session> session_;
+  int timelines_ = 0;
+};
+
+TEST_F(SessionTest, NewestFrameWinsAndOlderOnesAreStale) {
+  Make({});
+  EXPECT_EQ(session_->Publish(0, MakeFrame(1, 100)), Session::Fate::kKept);
+  EXPECT_EQ(session_->Publish(0, MakeFrame(2, 200)), Session::Fate::kReplacedUnused);
+  EXPECT_TRUE(session_->IsStale(0, 199));
+  EXPECT_FALSE(session_->IsStale(0, 200));
+  EXPECT_EQ(session_->Publish(0, MakeFrame(3, 150)), Session::Fate::kStale);
+  ASSERT_TRUE(session_->SetInstruction("go", "text.instruction").ok());
+  const auto observation = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(observation.ok());
+  EXPECT_EQ((*observation)->frames[0].capture_time_ns, 200);
+  EXPECT_EQ((*observation)->frames[0].content->rgb[0], 2);
+  // It was used: the next one replaces nothing that was waiting.
+  EXPECT_EQ(session_->Publish(0, MakeFrame(4, 200)), Session::Fate::kKept);
+}
+
+TEST_F(SessionTest, FramesWithoutTimesAreTakenInOrderOfArrival) {
+  Make({});
+  for (uint8_t i = 0; i < 5; ++i)
+    EXPECT_NE(session_->Publish(0, MakeFrame(i, 0)), Session::Fate::kStale);
+}
+
+TEST_F(SessionTest, ASnapshotIsImmutable) {
+  Make({});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  const auto first = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(first.ok());
+  const std::shared_ptr<const Timeline> timeline = (*first)->timeline;
+  const uint32_t tokens = timeline->num_tokens();
+  session_->Publish(0, MakeFrame(2, 2));
+  ASSERT_TRUE(session_->SetInstruction("go on for much longer", "f").ok());
+  const auto second = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*first)->timeline, timeline);
+  EXPECT_EQ((*first)->timeline->num_tokens(), tokens);
+  EXPECT_EQ((*first)->frames[0].content->rgb[0], 1);
+  EXPECT_EQ((*second)->frames[0].content->rgb[0], 2);
+  EXPECT_NE((*second)->timeline, timeline);
+}
+
+TEST_F(SessionTest, TheTimelineFollowsThePrompt) {
+  Make({.cameras = {"a", "b"}});
+  session_->Publish(0, MakeFrame(1, 1));
+  session_->Publish(1, MakeFrame(2, 1));
+  ASSERT_TRUE(session_->SetInstruction("hi", "f").ok());
+  const auto observation = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(observation.ok());
+  const auto segments = (*observation)->timeline->segments();
+  ASSERT_EQ(segments.size(), 4U);  // BOS, a, b, the words
+  EXPECT_EQ(segments[0].modality, Modality::kText);
+  EXPECT_EQ(segments[1].modality, Modality::kVision);
+  EXPECT_EQ(segments[1].camera, 0U);
+  EXPECT_EQ(segments[1].content, (*observation)->frames[0].content);
+  EXPECT_EQ(segments[2].camera, 1U);
+  EXPECT_EQ(segments[2].end - segments[2].begin, FakeModel::kVisionTokens);
+  EXPECT_EQ((*observation)->timeline->num_tokens(), 1U + 4 + 4 + 3);
+  EXPECT_EQ((*observation)->timeline->tokens()[9], 'h');
+}
+
+TEST_F(SessionTest, NothingIsRebuiltWhileNothingChanges) {
+  Make({});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  const auto a = session_->Snapshot(kStart, Micros(0));
+  const auto b = session_->Snapshot(kStart + Micros(5), Micros(0));
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_EQ(*a, *b);
+  EXPECT_EQ(timelines_, 1);
+  // The same pixels at a later time: another observation, the same timeline.
+  session_->Publish(0, MakeFrame(1, 2));
+  const auto c = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(c.ok());
+  EXPECT_NE(*c, *a);
+  EXPECT_EQ((*c)->timeline, (*a)->timeline);
+  EXPECT_EQ((*c)->frames[0].capture_time_ns, 2);
+  EXPECT_EQ(timelines_, 1);
+}
+
+TEST_F(SessionTest, NamesWhatIsMissing) {
+  Make({.cameras = {"front", "wrist"}});
+  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).field, "text");
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  session_->Publish(0, MakeFrame(1, 1));
+  const absl::Status status = session_->Snapshot(kStart, Micros(0)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNoFrame);
+  EXPECT_EQ(GetErrorInfo(status).field, "wrist");
+}
+
+TEST_F(SessionTest, RefusesFramesOlderThanTheRequestAllows) {
+  Make({.cameras = {"front", "wrist"}});
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  session_->Publish(0, MakeFrame(1, 1, kStart));
+  session_->Publish(1, MakeFrame(1, 1, kStart - Micros(2000)));
+  EXPECT_TRUE(session_->Snapshot(kStart + Micros(500), Micros(2500)).ok());
+  const absl::Status status = session_->Snapshot(kStart + Micros(501), Micros(2500)).status();
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kStaleFrame);
+  EXPECT_EQ(GetErrorInfo(status).field, "wrist");
+  const auto any_age = session_->Snapshot(kStart + std::chrono::hours(1), Micros(0));
+  ASSERT_TRUE(any_age.ok());
+  EXPECT_EQ((*any_age)->oldest_captured, kStart - Micros(2000));
+}
+
+TEST_F(SessionTest, ChecksInstructions) {
+  SessionLimits limits;
+  limits.max_instruction_bytes = 8;
+  Make({}, limits);
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("caf\xC3\xA9 \xE2\x82", "x").code() ==
+              absl::StatusCode::kInvalidArgument);
+  for (const std::string_view bad :
+       {"", "123456789", "\xFF", "a\xC3", "\xC0\xAF", "\xED\xA0\x80", "\xF5\x80\x80\x80"}) {
+    const absl::Status status = session_->SetInstruction(bad, "open.instruction");
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_EQ(GetErrorInfo(status).field, "open.instruction");
+  }
+  EXPECT_FALSE(session_->Snapshot(kStart, Micros(0)).ok());
+  EXPECT_TRUE(session_->SetInstruction("12345678", "x").ok());
+  EXPECT_TRUE(session_->SetInstruction("\xF0\x9F\xA4\x96", "x").ok());
+  // A refused one leaves the earlier one in place.
+  EXPECT_FALSE(session_->SetInstruction("123456789", "x").ok());
+  const auto observation = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(observation.ok());
+  EXPECT_EQ((*observation)->timeline->tokens()[5], 0xF0);
+}
+
+TEST_F(SessionTest, ChecksTokenIds) {
+  SessionLimits limits;
+  limits.max_instruction_tokens = 4;
+  Make({}, limits);
+  const std::vector<int32_t> good = {FakeModel::kBos, 1, 2, 3};
+  EXPECT_TRUE(session_->SetPromptTokens(good).ok());
+  EXPECT_FALSE(session_->SetPromptTokens({}).ok());
+  for (const int32_t id : {-1, 288, std::numeric_limits<int32_t>::max()}) {
+    EXPECT_EQ(session_->SetPromptTokens(std::vector<int32_t>{FakeModel::kBos, id}).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_FALSE(session_->SetPromptTokens(std::vector<int32_t>(5, FakeModel::kBos)).ok());
+}
+
+TEST_F(SessionTest, APromptThatCannotFitFailsWithBothNumbers) {
+  Make({});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(
+      session_->SetInstruction(std::string(247, 'a'), "f").ok());  // 1 + 4 + 247 + 1 + 3 = 256
+  EXPECT_TRUE(session_->Snapshot(kStart, Micros(0)).ok());
+  ASSERT_TRUE(session_->SetInstruction(std::string(248, 'a'), "f").ok());
+  const absl::Status status = session_->Snapshot(kStart, Micros(0)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNeverFits);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("254"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("256"));
+}
+
+TEST_F(SessionTest, ChecksState) {
+  Make({.state_dim = 2});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).field, "state");
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1}).ok());
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1, std::nanf("")}).ok());
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1, INFINITY}).ok());
+  ASSERT_TRUE(session_->SetState(std::vector<float>{1, 2}).ok());
+  const auto observation = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(observation.ok());
+  EXPECT_EQ((*observation)->state, (std::vector<float>{1, 2}));
+
+  Make({});
+  const absl::Status status = session_->SetState(std::vector<float>{});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("takes no state"));
+}
+
+TEST_F(SessionTest, KeepsABoundedHistoryOfExecutedActions) {
+  SessionLimits limits;
+  limits.executed_history = 3;
+  Make({}, limits);
+  EXPECT_FALSE(session_->AddExecuted({}).ok());
+  EXPECT_FALSE(session_->AddExecuted({{{1, 2}, 0}}).ok());
+  EXPECT_FALSE(session_->AddExecuted({{{1, 2, 3}, 0}, {{1, 2, std::nan("")}, 0}}).ok());
+  EXPECT_FALSE(session_->AddExecuted({{{1, 2, 3}, -1}}).ok());
+  EXPECT_TRUE(session_->executed().empty());  // all or none
+  for (int64_t i = 0; i < 5; ++i) ASSERT_TRUE(session_->AddExecuted({{{1, 2, 3}, i}}).ok());
+  ASSERT_EQ(session_->executed().size(), 3U);
+  EXPECT_EQ(session_->executed().front().time_ns, 2);
+}
+
+TEST_F(SessionTest, ResetForgets) {
+  Make({});
+  session_->Publish(0, MakeFrame(1, 1000));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  const auto before = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(before.ok());
+  session_->Reset(true);
+  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).reason, Reason::kNoFrame);
+  // Time may start again.
+  EXPECT_EQ(session_->Publish(0, MakeFrame(1, 1)), Session::Fate::kKept);
+  EXPECT_TRUE(session_->Snapshot(kStart, Micros(0)).ok());
+  session_->Reset(false);
+  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).field, "text");
+  EXPECT_EQ((*before)->frames[0].capture_time_ns, 1000);
+}
+
+TEST_F(SessionTest, CamerasAreBoundByName) {
+  Make({.cameras = {"base", "wrist"}});
+  EXPECT_EQ(*session_->FindCamera("wrist", "f"), 1U);
+  for (const std::string_view name : {"", "Wrist", "default"}) {
+    const absl::Status status = session_->FindCamera(name, "vision.camera").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("\"base\", \"wrist\""));
+  }
+  Make({.cameras = {"only"}});
+  EXPECT_EQ(*session_->FindCamera("", "f"), 0U);
+}
+
+TEST_F(SessionTest, LimitsRates) {
+  SessionLimits limits;
+  limits.acts_per_s = 10;
+  limits.frames_per_s = 2;
+  Make({}, limits);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(session_->TakeActToken(kStart).ok());
+  const absl::Status status = session_->TakeActToken(kStart);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kRateLimited);
+  ASSERT_TRUE(GetErrorInfo(status).retry_after.has_value());
+  EXPECT_TRUE(session_->TakeActToken(kStart + *GetErrorInfo(status).retry_after).ok());
+  EXPECT_TRUE(session_->TakeFrameToken(kStart).ok());  // a limit of its own
+  EXPECT_TRUE(session_->TakeFrameToken(kStart).ok());
+  EXPECT_FALSE(session_->TakeFrameToken(kStart).ok());
+}
+
+TEST(TokenBucketTest, SustainsItsRate) {
+  TokenBucket bucket(100, kStart);
+  int taken = 0;
+  for (int ms = 0; ms < 10'000; ++ms)
+    taken += bucket.Take(kStart + std::chrono::milliseconds(ms)) ? 0 : 1;
+  EXPECT_NEAR(taken, 100 + 1000, 2);
+  // Time that does not move, or moves back, gives nothing.
+  TokenBucket slow(0.5, kStart);
+  EXPECT_FALSE(slow.Take(kStart));
+  EXPECT_TRUE(slow.Take(kStart - std::chrono::hours(1)));
+}
+
+TEST(CatalogTest, ResolvesOrLists) {
+  const auto host = FakeModel::HostOnly({.statistics = {"a", "b"}});
+  SessionModel one;
+  one.id = ModelId(0);
+  one.name = "one";
+  one.model = host.get();
+  SessionModel two = one;
+  two.id = ModelId(1);
+  two.name = "two";
+  const Catalog catalog({one, two}, {"control", "planning"});
+  EXPECT_EQ((*catalog.FindModel("two", "f"))->id, ModelId(1));
+  EXPECT_EQ(catalog.FindModel("", "f").status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status unknown = catalog.FindModel("three", "open.model").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"one\", \"two\""));
+  EXPECT_EQ(GetErrorInfo(unknown).field, "open.model");
+  EXPECT_EQ((*Catalog({one}, {}).FindModel("", "f"))->name, "one");
+
+  EXPECT_EQ(*catalog.FindClass("planning", ClassId(0), "f"), ClassId(1));
+  EXPECT_EQ(*catalog.FindClass("", ClassId(0), "f"), ClassId(0));
+  EXPECT_THAT(std::string(catalog.FindClass("Control", ClassId(0), "f").status().message()),
+              HasSubstr("\"control\", \"planning\""));
+
+  EXPECT_EQ((*FindStatistics(host->spec(), "b", "f"))->key, "b");
+  for (const std::string_view key : {"", "B", "c"}) {
+    const absl::Status status = FindStatistics(host->spec(), key, "open.statistics_key").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("\"a\", \"b\""));
+  }
+  const auto single = FakeModel::HostOnly({.statistics = {"robot"}});
+  EXPECT_EQ((*FindStatistics(single->spec(), "", "f"))->key, "robot");
+}
+
+TEST(CatalogTest, ChecksCameraLists) {
+  const auto host = FakeModel::HostOnly({.cameras = {"a", "b"}});
+  EXPECT_TRUE(FindCameras(host->spec(), {}, "f").ok());
+  EXPECT_TRUE(FindCameras(host->spec(), {"b", "a"}, "f").ok());
+  EXPECT_THAT(std::string(FindCameras(host->spec(), {"a", "a"}, "f").status().message()),
+              HasSubstr("twice"));
+  EXPECT_THAT(std::string(FindCameras(host->spec(), {"a", "c"}, "f").status().message()),
+              HasSubstr("\"c\""));
+  EXPECT_THAT(std::string(FindCameras(host->spec(), {"b"}, "f").status().message()),
+              HasSubstr("needs camera \"a\""));
+}
+
+TEST(CatalogTest, LongNamesAreCutAtCharacters) {
+  const auto host = FakeModel::HostOnly({});
+  std::string name = "x";
+  for (int i = 0; i < 100; ++i) name += "\xC3\xA9";
+  const std::string message(FindStatistics(host->spec(), name, "f").status().message());
+  EXPECT_LT(message.size(), 200U);
+  EXPECT_THAT(message, HasSubstr("\xC3\xA9...\""));
+}
+
+TEST(ContentStoreTest, EqualFramesAreOneObject) {
+  ContentStore store(16);
+  const ContentRef a = store.Intern(2, 1, {1, 2, 3, 4, 5, 6});
+  const ContentRef b = store.Intern(2, 1, {1, 2, 3, 4, 5, 6});
+  const ContentRef c = store.Intern(2, 1, {1, 2, 3, 4, 5, 7});
+  const ContentRef d = store.Intern(1, 2, {1, 2, 3, 4, 5, 6});  // the same bytes in another shape
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);
+  EXPECT_NE(a, d);
+  EXPECT_NE(a->digest, c->digest);
+  EXPECT_NE(a->digest, d->digest);
+  EXPECT_EQ(a->digest, FrameDigest(2, 1, {1, 2, 3, 4, 5, 6}));
+}
+
+TEST(ContentStoreTest, HoldsNothingAliveAndStaysBounded) {
+  ContentStore store(128);
+  const std::weak_ptr<const Content> gone = store.Intern(1, 1, {9, 9, 9});
+  EXPECT_TRUE(gone.expired());
+  for (uint32_t i = 0; i < 10'000; ++i) {
+    store.Intern(1, 1, {static_cast<uint8_t>(i), static_cast<uint8_t>(i >> 8), 0});
+  }
+  EXPECT_LE(store.size(), 128U);
+  // Full of living frames: a new one is served, but not shared.
+  std::vector<ContentRef> alive;
+  for (uint32_t i = 0; i < 200; ++i)
+    alive.push_back(store.Intern(1, 1, {static_cast<uint8_t>(i), 0, 1}));
+  EXPECT_LE(store.size(), 128U);
+  const ContentRef extra = store.Intern(1, 1, {7, 7, 7});
+  ASSERT_NE(extra, nullptr);
+  EXPECT_EQ(extra->rgb[0], 7);
+  // And it works again when they are gone.
+  alive.clear();
+  const ContentRef x = store.Intern(1, 1, {8, 8, 8});
+  EXPECT_EQ(x, store.Intern(1, 1, {8, 8, 8}));
+}
+
+TEST(ContentStoreTest, ManyThreads) {
+  ContentStore store(1024);
+  std::vector<std::vector<ContentRef>> seen(4);
+  std::vector<std::thread> threads;
+  for (auto& mine : seen) {
+    threads.emplace_back([&store, &mine] {
+      for (int i = 0; i < 500; ++i)
+        mine.push_back(store.Intern(1, 1, {static_cast<uint8_t>(i % 50), 1, 2}));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& mine : seen) {
+    for (int i = 0; i < 500; ++i) EXPECT_EQ(mine[i], seen[0][i % 50]);
+  }
+}
+
+TEST(SessionManagerTest, LeasesArePlaces) {
+  const auto host = FakeModel::HostOnly({});
+  SessionModel model;
+  model.id = ModelId(0);
+  model.name = "m";
+  model.model = host.get();
+  model.max_sessions = 1;
+  SessionManager manager(2, 1);
+  auto a = manager.Admit();
+  auto b = manager.Admit();
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_NE(a->id(), b->id());
+  const absl::Status full = manager.Admit().status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(full).reason, Reason::kRateLimited);
+  EXPECT_TRUE(a->BindModel(model).ok());
+  EXPECT_EQ(b->BindModel(model).code(), absl::StatusCode::kResourceExhausted);
+  SessionLease moved = *std::move(a);
+  a->Release();  // moved from: gives nothing back
+  EXPECT_EQ(manager.open(), 2U);
+  moved.Release();
+  moved.Release();
+  EXPECT_EQ(manager.open(), 1U);
+  EXPECT_EQ(manager.open(ModelId(0)), 0U);
+  EXPECT_TRUE(b->BindModel(model).ok());
+  b->Release();
+  EXPECT_EQ(manager.open(), 0U);
+}
+
+TEST(SessionManagerTest, ManyThreadsNeverPassTheLimit) {
+  SessionManager manager(10, 1);
+  std::atomic<int> most{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i) {
+        std::vector<SessionLease> leases;
+        for (int k = 0; k < 4; ++k) {
+          auto lease = manager.Admit();
+          if (lease.ok()) leases.push_back(*std::move(lease));
+        }
+        most = std::max(most.load(), static_cast<int>(manager.open()));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most.load(), 10);
+  EXPECT_EQ(manager.open(), 0U);
+}
+
+}  // namespace
+}  // namespace saccade
