@@ -1,5 +1,15 @@
 #pragma once
-// CostModel: predicts the time of a step from its shape, learned online per (worker, model). Pure and deterministic.
+// CostModel: predicts the time of a step from its shape, learned online per (worker, model). Pure
+// and deterministic.
+//
+// The time is additive and non-negative: a base and a price per unit for the vision tower
+// (frames) and for the trunk (prefill rows, decode rows), so a prediction is never negative and
+// never falls when a count grows. The five prices are the non-negative least-squares fit of
+// relative errors over recent steps, ridge-regularised so that steps of a single shape spread
+// their time over the units rather than call it all base. Each kind of step (which counts are not
+// zero) forgets by its own count only: an hour of decoding does not erase what a prefill costs.
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/clock.h"
@@ -16,7 +26,38 @@ class CostModel {
  public:
   // Zero observations: predicts 0, so that nothing is refused for lack of data.
   CostPrediction Predict(const StepShape& shape) const;
+  // A step of `shape` took that long. Times far outside the prediction are clamped first: one
+  // hiccup moves nothing much, a lasting change is followed within a few steps.
   void Observe(const StepShape& shape, Micros took);
+  uint64_t observations() const { return observations_; }
+
+ private:
+  static constexpr size_t kFeatures = 5;  // vision base, frame, trunk base, prefill, decode row
+  static constexpr size_t kKinds = 8;     // bit 0: frames, bit 1: prefill rows, bit 2: decode rows
+  static constexpr size_t kBuckets = 120;
+  using Features = std::array<double, kFeatures>;
+
+  // Weighted normal equations of one kind.
+  struct Sums {
+    std::array<Features, kFeatures> xx{};
+    Features xy{};
+    uint64_t count = 0;
+  };
+
+  static Features FeaturesOf(const StepShape& shape);
+  static size_t KindOf(const StepShape& shape);
+  double Mean(const StepShape& shape) const;  // microseconds, before the quantile factors
+  void Fit();
+  void TrackRatio(double ratio);
+
+  std::array<Sums, kKinds> sums_{};
+  Features price_{};  // microseconds per unit, >= 0
+  // Decayed histogram of took / predicted, in logarithmic buckets.
+  std::array<double, kBuckets> ratios_{};
+  uint64_t ratio_count_ = 0;
+  double p50_factor_ = 1;
+  double p99_factor_ = 1.25;
+  uint64_t observations_ = 0;
 };
 
 }  // namespace saccade

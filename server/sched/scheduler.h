@@ -1,8 +1,8 @@
 #pragma once
-// Scheduler: decides what runs next. Pure: no clock, no thread, no I/O; the same calls give the same plans. Owns every
-// request between Offer and its Outcome, and drives KvCache and EmbeddingCache of each lane.
+// Scheduler: decides what runs next. Pure: no clock, no thread, no I/O; the same calls give the
+// same plans. Owns every request between Offer and its Outcome, and drives KvCache and
+// EmbeddingCache of each lane.
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,18 +27,28 @@ struct LaneOptions {
   ModelId model;
   KvCacheOptions kv;
   uint32_t embedding_slots = 0;
-  uint32_t sequence_slots = 0;      // rows of the device's token array
-  uint32_t max_action_tokens = 0;   // columns of it
-  uint32_t max_rows = 0;            // trunk rows of one step (arena size)
-  uint32_t max_frames = 0;          // encodes of one step
+  uint32_t sequence_slots = 0;     // rows of the device's token array
+  uint32_t max_action_tokens = 0;  // columns of it
+  uint32_t max_rows = 0;           // trunk rows of one step (arena size)
+  uint32_t max_frames = 0;         // encodes of one step
   uint32_t max_logit_rows = 0;
 };
 
 struct SchedulerOptions {
   std::vector<LatencyClass> classes;  // indexed by ClassId
-  Micros step_ceiling{0};             // a step's predicted time; 0: no ceiling. A step always makes progress.
-  uint32_t pipeline_depth = 2;        // steps per worker, running plus queued
-  uint32_t min_prefill_chunk = 16;    // rows
+  // A step's predicted p99 time; 0: no ceiling. A step always makes progress: the smallest unit of
+  // the most urgent work runs even when it alone is longer.
+  Micros step_ceiling{0};
+  uint32_t pipeline_depth = 2;      // steps per worker, running plus queued
+  uint32_t min_prefill_chunk = 16;  // rows
+  // Ageing: a request below the top tier that got nothing for `max_wait` goes first in a step, one
+  // smallest unit at a time, for at most `ageing_share` of the worker's time, and only while no
+  // request of the top tier would miss its deadline because of it.
+  Micros max_wait{200'000};
+  double ageing_share = 0.1;  // (0, 1]
+  // An idle lane whose newest step is older than this admits one request that it would have
+  // refused as late: a stale prediction must not refuse for ever.
+  Micros probe_after{1'000'000};
 };
 
 struct Request {
@@ -51,7 +61,7 @@ struct Request {
   std::shared_ptr<const Timeline> timeline;
   uint32_t action_tokens = 0;  // to decode per sample
   uint32_t samples = 1;
-  float temperature = 0;       // 0: greedy
+  float temperature = 0;  // 0: greedy
   uint64_t seed = 0;
   std::shared_ptr<TapSink> tap;
 };
@@ -66,18 +76,18 @@ struct Timings {
 
 struct Outcome {
   RequestId id;
-  absl::Status status;                               // OK: `tokens` holds every sample
-  std::vector<std::vector<int32_t>> tokens;          // [samples][action_tokens]
+  absl::Status status;                       // OK: `tokens` holds every sample
+  std::vector<std::vector<int32_t>> tokens;  // [samples][action_tokens]
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
-  bool frame_cached = false;                         // no encode was needed
-  bool late = false;                                 // finished after its deadline (class says run_late)
+  bool frame_cached = false;  // no encode was needed
+  bool late = false;          // finished after its deadline (class says run_late)
 };
 
 struct SchedulerStats {
   struct Class {
-    uint32_t queued = 0;   // no step yet
+    uint32_t queued = 0;  // no step yet
     uint32_t running = 0;
   };
   std::vector<Class> classes;
@@ -95,22 +105,30 @@ struct SchedulerStats {
 
 class Scheduler {
  public:
-  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(SchedulerOptions options, std::span<const LaneOptions> lanes);
-  // Admits or refuses. Refused: the status carries the reason (kLate with predicted_finish and retry_after, kQueueFull,
-  // kNeverFits, kWorkerFailed) and no Outcome follows. Admitted: exactly one Outcome follows.
+  ~Scheduler();
+  // INVALID_ARGUMENT names the option that is out of range.
+  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(SchedulerOptions options,
+                                                           std::span<const LaneOptions> lanes);
+  // Admits or refuses. Refused: the status carries the reason (kLate with predicted_finish and
+  // retry_after, kQueueFull, kNeverFits, kWorkerFailed) and no Outcome follows. Admitted: exactly
+  // one Outcome follows.
   absl::Status Offer(Request request, TimePoint now);
-  // The next step for this worker, or nothing. Reserves its blocks. Call while the worker has fewer than pipeline_depth
-  // steps. `free_at`: when the worker will have finished what it has.
+  // The next step for this worker, or nothing. Reserves its blocks. Call while the worker has fewer
+  // than pipeline_depth steps. `free_at`: when the worker will have finished what it has.
   std::optional<StepPlan> Plan(WorkerId worker, TimePoint now, TimePoint free_at);
-  // True when urgent work that is not in `queued` should go before it (the engine then tries to revoke it).
+  // True when urgent work that is not in `queued` should go before it (the engine then tries to
+  // revoke it).
   bool ShouldRevoke(const StepPlan& queued, TimePoint now) const;
-  // The step was taken back before it started; it is the newest step of its worker. Everything in it is plannable again.
+  // The step was taken back before it started; it is the newest step of its worker. Everything in
+  // it is plannable again.
   void OnStepRevoked(const StepPlan& plan, TimePoint now);
   void OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now);
-  // Ends a request early: cancellation, an invalid token, a dead client. Its blocks are freed when no step names them.
+  // Ends a request early: cancellation, an invalid token, a dead client. Its blocks are freed when
+  // no step names them.
   void Fail(RequestId id, absl::Status status, TimePoint now);
   void FailSession(SessionId id, absl::Status status, TimePoint now);
-  // The worker is gone: fails what it holds, UNAVAILABLE with kWorkerFailed; its lanes take nothing more.
+  // The worker is gone: fails what it holds, UNAVAILABLE with kWorkerFailed; its lanes take nothing
+  // more.
   void OnWorkerLost(WorkerId worker, TimePoint now);
   // Ends what has expired (DEADLINE_EXCEEDED, kExpired; unless the class runs late).
   void Sweep(TimePoint now);
@@ -121,7 +139,14 @@ class Scheduler {
   bool idle() const;  // no request and no step in flight
   SchedulerStats stats() const;
   const CostModel& cost_model(WorkerId worker, ModelId model) const;
+  // Counters, slots, references and in-flight marks recomputed; KvCache and EmbeddingCache of every
+  // lane. INTERNAL names the first broken one.
   absl::Status CheckInvariants() const;
+
+ private:
+  class Impl;
+  explicit Scheduler(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace saccade

@@ -1,5 +1,6 @@
 #pragma once
-// What the scheduler hands to a worker, and what comes back: copies and immutable data, never a request.
+// What the scheduler hands to a worker, and what comes back: copies and immutable data, never a
+// request.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,24 +25,30 @@ struct EncodeItem {
 
 // Where a sampled id goes: row `slot` of the device's token array, column `index`.
 struct SampleTarget {
-  uint32_t sample = 0;      // 0 .. samples-1 of the request
+  uint32_t sample = 0;  // 0 .. samples-1 of the request
   SequenceSlot slot;
-  uint32_t index = 0;       // action token number, 0-based
+  uint32_t index = 0;  // action token number, 0-based
   float temperature = 0;
-  uint64_t seed = 0;        // already mixed with the sample's number
+  uint64_t seed = 0;  // already mixed with the sample's number
 };
 
-// Rows of one sequence: tokens [begin, begin + count). Prompt tokens come from the timeline; a token past it is action token
-// (t - num_tokens), read on the device from row `slot` of the token array.
+// Rows of one sequence: tokens [begin, begin + count). Prompt tokens come from the timeline; a
+// token past it is action token (t - num_tokens), read on the device from row `slot` of the token
+// array, or taken from `known_tokens` when that is not empty.
 struct TrunkItem {
   RequestId request;
   std::shared_ptr<const Timeline> timeline;
   uint32_t begin = 0;
   uint32_t count = 0;
-  std::vector<PageRef> pages;                 // covers tokens [0, begin + count)
-  std::vector<EmbeddingId> embeddings;        // one per segment of the timeline; invalid where not needed in this item
-  SequenceSlot slot;                          // valid when the item reads action tokens
-  std::vector<SampleTarget> samples;          // not empty when the last row's logits are sampled
+  std::vector<PageRef> pages;  // covers tokens [0, begin + count)
+  // One per segment of the timeline; invalid where this item does not need it.
+  std::vector<EmbeddingId> embeddings;
+  SequenceSlot slot;  // valid when the item has action rows
+  // Values of the item's action rows, in order: a request that was preempted after it had emitted
+  // tokens computes their K/V again, and its old device row is somebody else's. Empty, or one per
+  // row; then every row of the item is an action row.
+  std::vector<int32_t> known_tokens;
+  std::vector<SampleTarget> samples;  // not empty when the last row's logits are sampled
   std::shared_ptr<TapSink> tap;
 };
 
@@ -57,8 +64,8 @@ struct StepPlan {
   StepId id;
   WorkerId worker;
   ModelId model;
-  std::vector<BlockCopy> copies;   // before everything else
-  std::vector<EncodeItem> encodes; // before the trunk; trunk items of the same step may read their slots
+  std::vector<BlockCopy> copies;    // before everything else
+  std::vector<EncodeItem> encodes;  // before the trunk, which may read their slots
   std::vector<TrunkItem> trunk;
   StepShape shape;
   Micros predicted_p50{0};

@@ -1,0 +1,98 @@
+#pragma once
+// ActiveRequest: a request between Offer and the moment nothing names it any more. Private to
+// sched/.
+//
+//   waiting ──Lane::TryStart──> started ──all tokens──> ended ──no step in flight──> destroyed
+//      ^                           │
+//      └────────preempted──────────┘   (tokens stay; their K/V is computed again)
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "kv/kv_cache.h"
+#include "sched/latency_class.h"
+#include "sched/scheduler.h"
+
+namespace saccade {
+
+class Lane;
+
+// One of the request's samples. "Planned" counts what finished and in-flight steps do.
+struct SampleState {
+  std::unique_ptr<Sequence> sequence;  // sample 0's computes the prompt; the others are its forks
+  SequenceSlot slot;
+  std::vector<int32_t> tokens;  // sampled and reported, in order
+  uint32_t planned_tokens = 0;  // action tokens sampled
+  uint32_t planned_rows = 0;    // action rows computed, counted past the prompt
+  StepId last_step;             // newest step with rows of it: a step has one item of a sequence
+  uint32_t host_tokens = 0;     // first tokens that the device row does not hold
+  uint32_t rows_to_compute() const { return planned_tokens - planned_rows; }
+};
+
+// Work that no step has taken yet.
+struct RemainingWork {
+  uint32_t frames = 0;
+  uint32_t prefill_rows = 0;
+  uint32_t decode_steps = 0;  // after the prefill; each has a row per sample
+  uint32_t decode_rows = 0;   // of one such step
+};
+
+struct ActiveRequest {
+  Request request;
+  const LatencyClass* klass = nullptr;
+  Lane* lane = nullptr;
+  size_t position = 0;  // in lane->active, while not ended
+  uint64_t order = 0;   // of admission
+  TimePoint deadline = kNever;
+
+  bool started = false;     // holds sequences, slots and embeddings
+  bool planned = false;     // some step was planned for it
+  bool ended = false;       // its Outcome is out
+  bool poisoned = false;    // its K/V must not be found again
+  bool preempting = false;  // gives its resources back when no step names it
+  bool aged = false;
+  uint32_t preemptions = 0;
+  uint32_t in_flight = 0;  // items of steps in flight that name it
+
+  uint32_t prompt_planned = 0;  // prompt rows in finished or in-flight steps, and cached ones
+  uint32_t prompt_done = 0;
+  std::vector<SampleState> samples;
+  std::vector<EmbeddingId> embeddings;  // per segment; invalid: not needed (any more)
+  uint32_t cached_estimate = 0;         // while not started: prompt tokens Open would find
+  uint32_t frames_estimate = 0;         // while not started: encodes it would ask for
+
+  TimePoint served_at{};       // arrival, then the time it was last put in a step
+  StepId considered;           // newest step whose planning saw it
+  uint64_t blocked_epoch = 0;  // Lane::epoch when its start failed; 0: it did not
+
+  std::optional<TimePoint> first_started;
+  std::optional<TimePoint> encoded_at;
+  std::optional<TimePoint> first_token;
+  TimePoint last_token{};
+  std::array<uint32_t, kModalities> cached_tokens{};
+  bool reported_cache = false;  // cached_tokens and frame_cached are of its first start
+  bool frame_cached = true;
+
+  uint32_t prompt_tokens() const { return request.timeline->num_tokens(); }
+  bool may_expire() const { return klass->on_late == OnLate::kReject && deadline != kNever; }
+  bool expired(TimePoint at) const { return may_expire() && deadline <= at; }
+  bool complete() const {
+    return std::all_of(samples.begin(), samples.end(), [this](const SampleState& s) {
+      return s.tokens.size() >= request.action_tokens;
+    });
+  }
+  // Nothing is left that a step could still do.
+  bool fully_planned() const {
+    return std::all_of(samples.begin(), samples.end(), [this](const SampleState& s) {
+      return s.planned_tokens >= request.action_tokens;
+    });
+  }
+};
+
+}  // namespace saccade

@@ -1,0 +1,150 @@
+#include "sched/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace saccade {
+namespace {
+
+constexpr double kForget = 0.98;     // per observation of a kind: about 50 steps of memory
+constexpr double kMaxMicros = 1e12;  // predictions stay far inside int64
+constexpr uint64_t kTrustAfter = 4;  // steps of a kind before its times are checked
+constexpr double kClampLow = 0.25;   // of the prediction
+constexpr double kClampHigh = 8;     // of the prediction
+// Ridge, relative to the feature's own weight: a base explains what the units cannot.
+constexpr std::array<double, 5> kRidge = {1e-2, 1e-3, 1e-2, 1e-3, 1e-3};
+// Buckets of took / predicted: 2^-2 .. 2^3, 24 per octave (3 % wide).
+constexpr double kLowestOctave = -2;
+constexpr double kPerOctave = 24;
+constexpr uint64_t kQuantilesAfter = 8;
+constexpr double kMaxMemory = 400;  // ratios remembered, at most
+
+Micros ToMicrosClamped(double us) { return Micros(std::llround(std::clamp(us, 0.0, kMaxMicros))); }
+
+// Solves m x = v over the features in `active` by Cholesky; m is positive definite there.
+template <size_t N>
+std::array<double, N> Solve(const std::array<std::array<double, N>, N>& m,
+                            const std::array<double, N>& v, const std::array<bool, N>& active) {
+  std::array<std::array<double, N>, N> l{};
+  std::array<double, N> x{};
+  for (size_t i = 0; i < N; ++i) {
+    if (!active[i]) continue;
+    for (size_t j = 0; j <= i; ++j) {
+      if (!active[j]) continue;
+      double sum = m[i][j];
+      for (size_t k = 0; k < j; ++k) sum -= l[i][k] * l[j][k];
+      l[i][j] = i == j ? std::sqrt(std::max(sum, m[i][i] * 1e-12)) : sum / l[j][j];
+    }
+  }
+  for (size_t i = 0; i < N; ++i) {
+    if (!active[i]) continue;
+    double sum = v[i];
+    for (size_t k = 0; k < i; ++k) sum -= l[i][k] * x[k];
+    x[i] = sum / l[i][i];
+  }
+  for (size_t i = N; i-- > 0;) {
+    if (!active[i]) continue;
+    double sum = x[i];
+    for (size_t k = i + 1; k < N; ++k) sum -= l[k][i] * x[k];
+    x[i] = sum / l[i][i];
+  }
+  return x;
+}
+
+}  // namespace
+
+CostModel::Features CostModel::FeaturesOf(const StepShape& shape) {
+  const bool trunk = shape.prefill_rows > 0 || shape.decode_rows > 0;
+  return {shape.frames > 0 ? 1.0 : 0.0, static_cast<double>(shape.frames), trunk ? 1.0 : 0.0,
+          static_cast<double>(shape.prefill_rows), static_cast<double>(shape.decode_rows)};
+}
+
+size_t CostModel::KindOf(const StepShape& shape) {
+  return (shape.frames > 0 ? 1u : 0u) | (shape.prefill_rows > 0 ? 2u : 0u) |
+         (shape.decode_rows > 0 ? 4u : 0u);
+}
+
+double CostModel::Mean(const StepShape& shape) const {
+  const Features x = FeaturesOf(shape);
+  double us = 0;
+  for (size_t i = 0; i < kFeatures; ++i) us += price_[i] * x[i];
+  return us;
+}
+
+CostPrediction CostModel::Predict(const StepShape& shape) const {
+  const double us = Mean(shape);
+  return {ToMicrosClamped(us * p50_factor_), ToMicrosClamped(us * p99_factor_)};
+}
+
+void CostModel::Observe(const StepShape& shape, Micros took) {
+  const size_t kind = KindOf(shape);
+  if (kind == 0) return;  // an empty step teaches nothing
+  Sums& sums = sums_[kind];
+  const double mean = Mean(shape);
+  double us = std::clamp(static_cast<double>(took.count()), 1.0, kMaxMicros);
+  if (sums.count >= kTrustAfter && mean >= 1) {
+    TrackRatio(us / mean);
+    us = std::clamp(us, mean * kClampLow, mean * kClampHigh);
+  }
+  // Relative errors: a 1 ms decode counts as much as a 100 ms prefill, and a hiccup, being long,
+  // counts little.
+  const double weight = 1 / (us * us);
+  const Features x = FeaturesOf(shape);
+  for (size_t i = 0; i < kFeatures; ++i) {
+    for (size_t j = 0; j < kFeatures; ++j) {
+      sums.xx[i][j] = kForget * sums.xx[i][j] + weight * x[i] * x[j];
+    }
+    sums.xy[i] = kForget * sums.xy[i] + weight * x[i] * us;
+  }
+  ++sums.count;
+  ++observations_;
+  Fit();
+}
+
+void CostModel::Fit() {
+  std::array<Features, kFeatures> xx{};
+  Features xy{};
+  for (const Sums& sums : sums_) {
+    for (size_t i = 0; i < kFeatures; ++i) {
+      for (size_t j = 0; j < kFeatures; ++j) xx[i][j] += sums.xx[i][j];
+      xy[i] += sums.xy[i];
+    }
+  }
+  std::array<bool, kFeatures> active{};
+  for (size_t i = 0; i < kFeatures; ++i) {
+    active[i] = xx[i][i] > 0;
+    xx[i][i] *= 1 + kRidge[i];
+  }
+  // The most negative price leaves until none is negative: at most kFeatures rounds.
+  for (;;) {
+    price_ = Solve(xx, xy, active);
+    const auto lowest = std::min_element(price_.begin(), price_.end());
+    if (*lowest >= 0) return;
+    active[static_cast<size_t>(lowest - price_.begin())] = false;
+  }
+}
+
+void CostModel::TrackRatio(double ratio) {
+  // Early ratios come from a model that is still learning: the memory grows with the count.
+  ++ratio_count_;
+  const double memory = std::min(kMaxMemory, 2 + static_cast<double>(ratio_count_) / 2);
+  const double position = (std::log2(ratio) - kLowestOctave) * kPerOctave;
+  const auto bucket =
+      static_cast<size_t>(std::clamp(position, 0.0, static_cast<double>(kBuckets - 1)));
+  double total = 0;
+  for (double& weight : ratios_) total += weight *= 1 - 1 / memory;
+  ratios_[bucket] += 1;
+  total += 1;
+  if (ratio_count_ < kQuantilesAfter) return;
+  const auto upper_edge = [&](double quantile) {
+    double sum = 0;
+    size_t i = 0;
+    while (i + 1 < kBuckets && (sum += ratios_[i]) < quantile * total) ++i;
+    return std::exp2(kLowestOctave + static_cast<double>(i + 1) / kPerOctave);
+  };
+  const double half_bucket = std::exp2(-0.5 / kPerOctave);
+  p50_factor_ = std::clamp(upper_edge(0.5) * half_bucket, 0.5, 2.0);
+  p99_factor_ = std::max(upper_edge(0.99), p50_factor_);
+}
+
+}  // namespace saccade

@@ -1,0 +1,342 @@
+#include "sched/lane.h"
+
+#include <cmath>
+#include <utility>
+
+#include "base/strings.h"
+
+namespace saccade {
+namespace {
+
+absl::Status NeverFits(std::string_view what, uint64_t needs, uint64_t has) {
+  ErrorInfo info;
+  info.reason = Reason::kNeverFits;
+  return MakeError(absl::StatusCode::kResourceExhausted,
+                   StrCat("the request needs ", needs, " ", what, ", the model has ", has), info);
+}
+
+uint32_t ActionRows(const Request& request) { return request.action_tokens - 1; }
+
+uint32_t ActionBlocks(const Request& request, uint32_t block_tokens) {
+  return request.samples * ((ActionRows(request) + block_tokens - 1) / block_tokens);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options) {
+  if (!options.worker.valid() || !options.model.valid()) {
+    return absl::InvalidArgumentError("a lane needs a worker and a model");
+  }
+  if (options.sequence_slots == 0 || options.max_action_tokens == 0 || options.max_rows == 0 ||
+      options.max_frames == 0 || options.max_logit_rows == 0) {
+    return absl::InvalidArgumentError(
+        "a lane needs at least one sequence slot, action token, row, frame and logit row");
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::Create(options.kv));
+  return std::unique_ptr<Lane>(new Lane(options, std::move(cache)));
+}
+
+Lane::Lane(const LaneOptions& lane_options, std::unique_ptr<KvCache> cache)
+    : options(lane_options),
+      kv(std::move(cache)),
+      embeddings(lane_options.embedding_slots),
+      frames_(lane_options.embedding_slots) {
+  free_slots_.reserve(options.sequence_slots);
+  for (uint32_t i = options.sequence_slots; i-- > 0;) {
+    free_slots_.emplace_back(static_cast<int32_t>(i));
+  }
+}
+
+absl::Status Lane::CheckFits(const Request& request) const {
+  if (request.action_tokens == 0) return InvalidField("action_tokens", "must be at least 1");
+  if (request.samples == 0) return InvalidField("samples", "must be at least 1");
+  if (request.action_tokens > options.max_action_tokens) {
+    return NeverFits("action tokens", request.action_tokens, options.max_action_tokens);
+  }
+  const uint32_t samples = std::min(options.sequence_slots, options.max_logit_rows);
+  if (request.samples > samples) return NeverFits("samples", request.samples, samples);
+  uint32_t frames = 0;
+  for (const Segment& segment : request.timeline->segments()) {
+    if (segment.modality != Modality::kVision) continue;
+    if (segment.content == nullptr) return InvalidField("timeline", "a frame is missing");
+    ++frames;
+  }
+  if (frames > options.embedding_slots) {
+    return NeverFits("frames", frames, options.embedding_slots);
+  }
+  return kv->CheckFits(*request.timeline, ActionRows(request), request.samples);
+}
+
+void Lane::Add(ActiveRequest& r) {
+  r.lane = this;
+  r.position = active.size();
+  active.push_back(&r);
+}
+
+void Lane::Remove(ActiveRequest& r) {
+  active[r.position] = active.back();
+  active[r.position]->position = r.position;
+  active.pop_back();
+}
+
+void Lane::Estimate(ActiveRequest& r) const {
+  const Timeline& timeline = *r.request.timeline;
+  r.cached_estimate = kv->CachedTokens(timeline);
+  r.frames_estimate = 0;
+  for (const Segment& segment : timeline.segments()) {
+    if (segment.modality != Modality::kVision || segment.end <= r.cached_estimate) continue;
+    const bool held = std::any_of(frames_.begin(), frames_.end(), [&](const FrameState& frame) {
+      return (frame.stage == FrameState::Stage::kInFlight ||
+              frame.stage == FrameState::Stage::kReady) &&
+             frame.frame == segment.content.get() && frame.camera == segment.camera;
+    });
+    if (!held) ++r.frames_estimate;
+  }
+}
+
+RemainingWork Lane::Remaining(const ActiveRequest& r) const {
+  RemainingWork work;
+  bool prefill = true;  // it ends with a sampled token
+  if (r.started) {
+    for (const EmbeddingId slot : r.embeddings) {
+      if (slot.valid() && frame(slot).stage == FrameState::Stage::kWanted) ++work.frames;
+    }
+    work.prefill_rows = r.prompt_tokens() - r.prompt_planned;
+    prefill = work.prefill_rows > 0;
+  } else {
+    work.frames = r.frames_estimate;
+    work.prefill_rows = r.prompt_tokens() - std::min(r.cached_estimate, r.prompt_tokens());
+  }
+  for (const SampleState& sample : r.samples) {
+    uint32_t steps = r.request.action_tokens - sample.planned_tokens;
+    if (steps == 0) continue;
+    if (sample.rows_to_compute() > 1) work.prefill_rows += sample.rows_to_compute();
+    if (prefill || sample.rows_to_compute() > 1) --steps;
+    work.decode_steps = std::max(work.decode_steps, steps);
+    ++work.decode_rows;
+  }
+  return work;
+}
+
+Lane::Needs Lane::NeedsOf(const ActiveRequest& r) const {
+  Needs needs;
+  const Timeline& timeline = *r.request.timeline;
+  for (const TimelineBlock& block : timeline.blocks()) {
+    if (r.started || block.begin >= r.cached_estimate) ++needs.blocks;
+  }
+  needs.blocks += ActionBlocks(r.request, options.kv.block_tokens);
+  needs.slots = r.request.samples;
+  if (r.started) {
+    for (const EmbeddingId slot : r.embeddings) needs.embeddings += slot.valid() ? 1 : 0;
+  } else {
+    needs.embeddings = r.frames_estimate;
+  }
+  return needs;
+}
+
+Lane::Needs Lane::Free() const {
+  Needs free;
+  const KvStats stats = kv->stats();
+  free.blocks = stats.free_blocks;
+  for (const PartitionStats& partition : stats.partitions) free.blocks += partition.idle;
+  free.slots = free_slots();
+  free.embeddings = embeddings.num_slots() - embeddings.held();
+  return free;
+}
+
+bool Lane::TryStart(ActiveRequest& r, TimePoint now) {
+  if (free_slots_.size() < r.request.samples) return false;
+  std::unique_ptr<Sequence> sequence = kv->Open(r.request.timeline, now);
+  const uint32_t cached = sequence->cached_tokens();
+  const std::array<uint32_t, kModalities> by_modality = sequence->cached_by_modality();
+  if (!TakeEmbeddings(r, cached)) {
+    kv->Close(std::move(sequence), now);
+    return false;
+  }
+  if (!TakeBlocks(r, std::move(sequence), now)) {
+    ReleaseEmbeddings(r);
+    return false;
+  }
+  for (SampleState& sample : r.samples) {
+    sample.slot = free_slots_.back();
+    free_slots_.pop_back();
+    sample.planned_rows = 0;
+    sample.planned_tokens = sample.host_tokens = static_cast<uint32_t>(sample.tokens.size());
+  }
+  r.prompt_planned = r.prompt_done = cached;
+  r.started = true;
+  if (!r.reported_cache) {
+    r.reported_cache = true;
+    r.cached_tokens = by_modality;
+    r.frame_cached = std::all_of(r.embeddings.begin(), r.embeddings.end(), [this](EmbeddingId e) {
+      return !e.valid() || frame(e).stage == FrameState::Stage::kReady;
+    });
+  }
+  return true;
+}
+
+// A place for every frame that rows past the cached prefix read.
+bool Lane::TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens) {
+  const std::span<const Segment> segments = r.request.timeline->segments();
+  r.embeddings.assign(segments.size(), EmbeddingId());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Segment& segment = segments[i];
+    if (segment.modality != Modality::kVision || segment.end <= cached_tokens) continue;
+    if (const auto found = embeddings.Acquire(segment.content, segment.camera)) {
+      r.embeddings[i] = found->slot;
+      ++frame(found->slot).users;
+      continue;
+    }
+    const absl::StatusOr<EmbeddingId> slot = embeddings.Reserve(segment.content, segment.camera);
+    if (!slot.ok()) {
+      ReleaseEmbeddings(r);
+      return false;
+    }
+    r.embeddings[i] = *slot;
+    frame(*slot) = {FrameState::Stage::kWanted, 1, segment.content.get(), segment.camera, {}};
+  }
+  return true;
+}
+
+// The forks are made before the prompt is computed: they share its blocks and take their own for
+// action tokens, so that nothing is left to reserve later.
+bool Lane::TakeBlocks(ActiveRequest& r, std::unique_ptr<Sequence> sequence, TimePoint now) {
+  const uint32_t prompt = r.prompt_tokens();
+  const uint32_t all = prompt + ActionRows(r.request);
+  const bool forks = r.samples.size() > 1;
+  const auto commit = [&](KvTransaction transaction) {
+    const std::vector<BlockCopy> made = std::move(transaction).Commit();
+    copies.insert(copies.end(), made.begin(), made.end());
+  };
+  KvTransaction transaction = kv->Begin(now);
+  if (!transaction.Reserve(*sequence, forks ? prompt : all).ok()) {
+    kv->Close(std::move(sequence), now);
+    return false;
+  }
+  commit(std::move(transaction));
+  r.samples[0].sequence = std::move(sequence);
+  if (!forks) return true;
+  for (size_t i = 1; i < r.samples.size(); ++i) {
+    r.samples[i].sequence = kv->Fork(*r.samples[0].sequence);
+  }
+  KvTransaction actions = kv->Begin(now);
+  const bool fits = std::all_of(r.samples.begin(), r.samples.end(), [&](SampleState& sample) {
+    return actions.Reserve(*sample.sequence, all).ok();
+  });
+  if (!fits) {
+    for (SampleState& sample : r.samples) kv->Close(std::move(sample.sequence), now);
+    return false;
+  }
+  commit(std::move(actions));
+  return true;
+}
+
+void Lane::Release(ActiveRequest& r, TimePoint now) {
+  ++epoch;
+  if (!r.started) return;
+  ReleaseEmbeddings(r);
+  for (SampleState& sample : r.samples) {
+    kv->Close(std::move(sample.sequence), now, r.poisoned);
+    free_slots_.push_back(std::exchange(sample.slot, SequenceSlot()));
+  }
+  r.started = false;
+}
+
+void Lane::Preempt(ActiveRequest& r, TimePoint now) {
+  Release(r, now);
+  ++r.preemptions;
+  r.preempting = false;
+  r.prompt_planned = r.prompt_done = 0;
+  for (SampleState& sample : r.samples) {
+    sample.planned_rows = 0;
+    sample.planned_tokens = sample.host_tokens = static_cast<uint32_t>(sample.tokens.size());
+  }
+  Estimate(r);
+}
+
+void Lane::ReleaseEmbeddings(ActiveRequest& r) {
+  for (EmbeddingId& slot : r.embeddings) {
+    if (slot.valid()) ReleaseEmbedding(std::exchange(slot, EmbeddingId()), r.poisoned);
+  }
+}
+
+void Lane::ReleaseEmbedding(EmbeddingId slot, bool poisoned) {
+  FrameState& state = frame(slot);
+  --state.users;
+  // A poisoned request may have its non-finite values from a frame: it is not offered again.
+  if (poisoned && state.stage == FrameState::Stage::kReady) embeddings.Abandon(slot);
+  if (state.users == 0 && state.stage == FrameState::Stage::kWanted) embeddings.Abandon(slot);
+  if (state.users == 0 && !embeddings.Ready(slot)) state = {};
+  embeddings.Release(slot);
+}
+
+absl::Status Lane::CheckInvariants(const std::vector<const ActiveRequest*>& holders) const {
+  const auto broken = [this](auto&&... parts) {
+    return absl::InternalError(StrCat("scheduler: model ", options.model.value(), " on worker ",
+                                      options.worker.value(), ": ", parts...));
+  };
+  std::vector<uint8_t> slot_used(options.sequence_slots, 0);
+  const auto use_slot = [&](SequenceSlot slot) {
+    const auto i = static_cast<size_t>(slot.value());
+    return slot.valid() && i < slot_used.size() && std::exchange(slot_used[i], 1) == 0;
+  };
+  for (const SequenceSlot slot : free_slots_) {
+    if (!use_slot(slot)) return broken("free slot ", slot.value(), " is listed twice");
+  }
+  std::vector<uint32_t> users(frames_.size(), 0);
+  size_t slots = free_slots_.size();
+  for (const ActiveRequest* r : holders) {
+    for (const EmbeddingId e : r->embeddings) {
+      if (!e.valid()) continue;
+      if (!r->started) return broken("request ", r->request.id.value(), " holds a frame unstarted");
+      ++users[static_cast<size_t>(e.value())];
+      if (frame(e).stage == FrameState::Stage::kEmpty) {
+        return broken("request ", r->request.id.value(), " holds an empty embedding slot");
+      }
+      if (embeddings.Ready(e) && frame(e).stage != FrameState::Stage::kReady) {
+        return broken("embedding slot ", e.value(), " was published too early");
+      }
+    }
+    for (const SampleState& sample : r->samples) {
+      if ((sample.sequence != nullptr) != r->started || sample.slot.valid() != r->started) {
+        return broken("request ", r->request.id.value(), " is started in part");
+      }
+      if (!r->started) continue;
+      ++slots;
+      if (!use_slot(sample.slot)) return broken("slot ", sample.slot.value(), " has two owners");
+      if (sample.planned_rows > sample.planned_tokens ||
+          sample.tokens.size() > sample.planned_tokens ||
+          sample.planned_tokens > r->request.action_tokens) {
+        return broken("request ", r->request.id.value(), " has planned what cannot be");
+      }
+    }
+    if (r->started &&
+        (r->prompt_done > r->prompt_planned || r->prompt_planned > r->prompt_tokens() ||
+         r->samples[0].sequence->committed_tokens() < r->prompt_done)) {
+      return broken("request ", r->request.id.value(), " has prompt rows out of order");
+    }
+    if (r->started && r->in_flight == 0 &&
+        (r->prompt_done != r->prompt_planned ||
+         std::any_of(r->samples.begin(), r->samples.end(),
+                     [](const SampleState& s) { return s.tokens.size() != s.planned_tokens; })) &&
+        !r->ended) {
+      return broken("request ", r->request.id.value(), " waits for a step that does not exist");
+    }
+  }
+  if (slots != options.sequence_slots) return broken("a sequence slot is lost");
+  for (size_t i = 0; i < frames_.size(); ++i) {
+    if (frames_[i].users != users[i]) return broken("embedding slot ", i, " counts wrong users");
+  }
+  const auto held = static_cast<uint32_t>(
+      std::count_if(users.begin(), users.end(), [](uint32_t count) { return count > 0; }));
+  if (held != embeddings.held()) return broken("the embedding cache holds others' slots");
+  for (size_t i = 0; i < active.size(); ++i) {
+    if (active[i]->lane != this || active[i]->position != i || active[i]->ended) {
+      return broken("active request ", i, " is not where it says");
+    }
+  }
+  RETURN_IF_ERROR(embeddings.CheckInvariants());
+  return kv->CheckInvariants();
+}
+
+}  // namespace saccade

@@ -1,0 +1,610 @@
+#include "sched/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "sched/estimate.h"
+
+namespace saccade {
+namespace {
+
+// A request that lost its place this often keeps it: forward progress for low tiers.
+constexpr uint32_t kMaxPreemptions = 4;
+constexpr uint32_t kNoCap = std::numeric_limits<uint32_t>::max();
+
+// Order of the kinds of work inside equal urgency, by what the class prefers.
+uint8_t RankOf(Modality preferred, bool decode, bool encode) {
+  switch (preferred) {
+    case Modality::kVision:
+      return encode ? 0 : decode ? 1 : 2;
+    case Modality::kText:
+      return decode ? 1 : encode ? 2 : 0;
+    case Modality::kState:
+    case Modality::kAction:
+      break;
+  }
+  return decode ? 0 : encode ? 1 : 2;
+}
+
+uint64_t SplitMix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+bool HasWantedFrame(const ActiveRequest& r) {
+  return std::any_of(r.embeddings.begin(), r.embeddings.end(), [&](EmbeddingId slot) {
+    return slot.valid() && r.lane->frame(slot).stage == FrameState::Stage::kWanted;
+  });
+}
+
+Micros Since(TimePoint from, TimePoint to) { return ToMicros(to - from); }
+
+}  // namespace
+
+bool Planner::StepOrder(const Candidate& a, const Candidate& b) {
+  return std::tie(a.tier, a.hopeless, a.group, a.pass, a.deadline, a.rank, a.order) <
+         std::tie(b.tier, b.hopeless, b.group, b.pass, b.deadline, b.rank, b.order);
+}
+
+bool Planner::MoreUrgent(const Candidate& a, const Candidate& b) {
+  return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a.order) <
+         std::tie(b.tier, b.hopeless, b.pass, b.deadline, b.order);
+}
+
+// ------------------------------------------------------------------------------------- choosing
+
+std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint now,
+                                      TimePoint start, InFlightStep& record) {
+  worker_ = &worker;
+  record_ = &record;
+  id_ = id;
+  now_ = now;
+  start_ = start;
+
+  candidates_.resize(worker.lanes.size());
+  heads_.clear();
+  for (size_t i = 0; i < worker.lanes.size(); ++i) {
+    Collect(worker, *worker.lanes[i], candidates_[i]);
+    const auto head = std::min_element(candidates_[i].begin(), candidates_[i].end(), MoreUrgent);
+    if (head != candidates_[i].end()) heads_.push_back(*head);
+  }
+  if (heads_.empty()) return std::nullopt;
+  // Lanes by their most urgent work; on ties the lane that got least.
+  std::sort(heads_.begin(), heads_.end(), [](const Candidate& a, const Candidate& b) {
+    const double a_got = a.request->lane->pass;
+    const double b_got = b.request->lane->pass;
+    return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a_got, a.order) <
+           std::tie(b.tier, b.hopeless, b.pass, b.deadline, b_got, b.order);
+  });
+  const Lane* const first_lane = heads_.front().request->lane;
+  ActiveRequest* aged = PickAged(worker);
+  if (aged == heads_.front().request) aged = nullptr;  // it goes first anyway
+  if (aged != nullptr) {
+    std::stable_partition(heads_.begin(), heads_.end(), [aged](const Candidate& head) {
+      return head.request->lane == aged->lane;
+    });
+  }
+  for (const Candidate& head : heads_) {
+    lane_ = head.request->lane;
+    head_ = head.request;
+    ActiveRequest* const forced = aged != nullptr && aged->lane == lane_ ? aged : nullptr;
+    // Put before another lane's work, it gets its unit and nothing is added to it.
+    BuildStep(candidates_[lane_->index_on_worker], forced,
+              forced != nullptr && lane_ != first_lane);
+    if (empty()) continue;
+    const CostPrediction predicted = lane_->cost.Predict(plan_.shape);
+    plan_.predicted_p50 = record.p50 = predicted.p50;
+    plan_.predicted_p99 = predicted.p99;
+    record.id = id;
+    record.lane = lane_;
+    lane_->pass += std::max(1.0, static_cast<double>(predicted.p50.count()));
+    return std::exchange(plan_, StepPlan());
+  }
+  return std::nullopt;
+}
+
+void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out) {
+  out.clear();
+  for (ActiveRequest* r : lane.active) {
+    r->considered = id_;
+    if (r->preempting || r->fully_planned() || r->expired(start_)) continue;
+    Candidate c;
+    c.request = r;
+    c.tier = r->klass->tier;
+    if (c.tier > 0) c.pass = worker.class_pass[static_cast<size_t>(r->request.klass.value())];
+    c.deadline = r->deadline;
+    c.order = r->order;
+    if (r->may_expire()) {
+      const RemainingWork work = lane.Remaining(*r);
+      const Micros alone = lane.cost.Predict({work.frames, work.prefill_rows, 0}).p50 +
+                           work.decode_steps * lane.cost.Predict({0, 0, work.decode_rows}).p50;
+      c.hopeless = start_ + alone > r->deadline;
+    }
+    const auto add = [&](Kind kind) {
+      const Modality preferred = r->klass->preferred;
+      const bool action_first = preferred == Modality::kAction || preferred == Modality::kState;
+      c.kind = kind;
+      c.group = kind == Kind::kDecode && action_first ? 0 : 1;
+      c.rank = RankOf(preferred, kind == Kind::kDecode, kind == Kind::kEncode);
+      out.push_back(c);
+    };
+    if (!r->started || r->prompt_planned < r->prompt_tokens()) {
+      if (r->started ? HasWantedFrame(*r) : r->frames_estimate > 0) add(Kind::kEncode);
+      add(Kind::kPrefill);
+      continue;
+    }
+    bool decode = false;
+    bool catch_up = false;
+    for (const SampleState& sample : r->samples) {
+      if (sample.planned_tokens >= r->request.action_tokens) continue;
+      (sample.rows_to_compute() > 1 ? catch_up : decode) = true;
+    }
+    if (decode) add(Kind::kDecode);
+    if (catch_up) add(Kind::kPrefill);
+  }
+}
+
+// The oldest request below the top tier that waited too long, when ageing has share left and no
+// request of the top tier would miss its deadline because of one unit of it.
+ActiveRequest* Planner::PickAged(WorkerState& worker) {
+  if (now_ < worker.next_aged) return nullptr;
+  ActiveRequest* oldest = nullptr;
+  for (const Lane* lane : worker.lanes) {
+    for (ActiveRequest* r : lane->active) {
+      if (r->klass->tier == 0 || r->preempting || r->fully_planned() || r->expired(start_) ||
+          r->request.tap != nullptr || r->blocked_epoch == lane->epoch) {
+        continue;
+      }
+      if (!r->aged && Since(r->served_at, now_) < options_.max_wait) continue;
+      if (oldest == nullptr || r->order < oldest->order) oldest = r;
+    }
+  }
+  if (oldest == nullptr) return nullptr;
+  StepShape unit = FirstUnit(*oldest).shape;
+  if (unit == StepShape{}) unit.decode_rows = oldest->request.samples;
+  const Micros cost = oldest->lane->cost.Predict(unit).p99;
+  return TopTierCanWait(worker, cost) ? oldest : nullptr;
+}
+
+bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) {
+  std::vector<const ActiveRequest*>& top = top_;
+  top.clear();
+  for (const Lane* lane : worker.lanes) {
+    for (const ActiveRequest* r : lane->active) {
+      if (r->klass->tier == 0 && r->deadline != kNever && !r->expired(start_)) top.push_back(r);
+    }
+  }
+  std::sort(top.begin(), top.end(), [](const ActiveRequest* a, const ActiveRequest* b) {
+    return std::tie(a->deadline, a->order) < std::tie(b->deadline, b->order);
+  });
+  QueueLoad load(worker, options_.step_ceiling);
+  for (const ActiveRequest* r : top) {
+    const TimePoint finish = start_ + load.Finish(*r->lane, r->lane->Remaining(*r)).p50;
+    if (finish <= r->deadline && finish + extra > r->deadline) return false;
+    load.Add(*r);
+  }
+  return true;
+}
+
+// ------------------------------------------------------------------------------------- one step
+
+void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged) {
+  plan_ = StepPlan();
+  plan_.id = id_;
+  plan_.worker = lane_->options.worker;
+  plan_.model = lane_->options.model;
+  *record_ = InFlightStep();
+  record_->best_tier = kNoCap;
+  logit_rows_ = 0;
+  reserve_ = Reserve();
+  tier_.reset();
+  upper_limit_ = lower_limit_ = Micros::max();
+  starts_barred_ = lower_starts_barred_ = false;
+
+  // A tapped request runs alone: its taps are the tensors of its steps.
+  const bool solo = head_->request.tap != nullptr;
+  std::sort(candidates.begin(), candidates.end(), StepOrder);
+  if (aged != nullptr && !solo) ForceUnit(*aged);
+  const size_t considered = only_aged && !empty() ? 0 : candidates.size();
+  for (size_t i = 0; i < considered; ++i) {
+    const Candidate& c = candidates[i];
+    ActiveRequest& r = *c.request;
+    if (solo ? &r != head_ : r.request.tap != nullptr) continue;
+    // Somebody more urgent in this very plan took or will take its resources.
+    if (r.preempting || (!r.started && c.kind == Kind::kDecode)) continue;
+    if (tier_ != c.tier) EnterTier(candidates, i);
+    if (&r == head_ && c.kind != Kind::kDecode) reserve_ = Reserve();
+    const size_t items = plan_.encodes.size() + plan_.trunk.size();
+    switch (c.kind) {
+      case Kind::kDecode:
+        PlanDecode(r, TimeLimit(c));
+        break;
+      case Kind::kEncode:
+        if (EnsureStarted(r, false)) PlanEncodes(r, TimeLimit(c), kNoCap);
+        break;
+      case Kind::kPrefill:
+        if (EnsureStarted(r, false)) PlanPrefill(r, TimeLimit(c), kNoCap);
+        break;
+    }
+    if (plan_.encodes.size() + plan_.trunk.size() > items) Constrain(c);
+  }
+  if (empty()) {
+    lane_->kv->ReturnCopies(lane_->copies);
+  } else {
+    plan_.copies = std::move(lane_->copies);
+  }
+  lane_->copies.clear();
+}
+
+void Planner::EnterTier(const std::vector<Candidate>& candidates, size_t from) {
+  const bool first = !tier_.has_value();
+  tier_ = candidates[from].tier;
+  upper_limit_ = lower_limit_;
+  peer_limit_ = Micros::max();
+  peers_.clear();
+  peer_next_ = 0;
+  tier_decode_rows_ = plan_.shape.decode_rows;
+  for (size_t i = from; i < candidates.size() && candidates[i].tier == *tier_; ++i) {
+    if (candidates[i].kind == Kind::kDecode) {
+      tier_decode_rows_ += candidates[i].request->request.samples;
+    }
+  }
+  if (!first) return;
+  // The head is of the first tier. Its turn may come after decode rows: they leave it room.
+  ActiveRequest& head = *head_;
+  const bool prefill =
+      !head.started || head.prompt_planned < head.prompt_tokens() || FirstUnit(head).any();
+  if (prefill && EnsureStarted(head, false)) reserve_ = FirstUnit(head);
+}
+
+Micros Planner::TimeLimit(const Candidate& c) {
+  Micros limit = options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
+  limit = std::min(limit, upper_limit_);
+  if (c.kind == Kind::kDecode || c.request == head_) return limit;
+  // Decode rows came first, in the order of urgency: those less urgent than `c` do not bind it.
+  while (peer_next_ < peers_.size() &&
+         (c.hopeless || std::tie(peers_[peer_next_].pass, peers_[peer_next_].deadline) <=
+                            std::tie(c.pass, c.deadline))) {
+    peer_limit_ = std::min(peer_limit_, peers_[peer_next_++].limit);
+  }
+  return std::min(limit, peer_limit_);
+}
+
+// What `c`, now in the step, lets others add to it.
+void Planner::Constrain(const Candidate& c) {
+  const ActiveRequest& r = *c.request;
+  if (r.deadline == kNever) return;
+  const RemainingWork rest = lane_->Remaining(r);
+  const Micros own = lane_->cost.Predict(plan_.shape).p50;
+  const Micros decode =
+      lane_->cost.Predict({0, 0, std::max(tier_decode_rows_, rest.decode_rows)}).p50;
+  const Micros later =
+      lane_->cost.Predict({rest.frames, rest.prefill_rows, 0}).p50 + rest.decode_steps * decode;
+  const Micros slack = Since(start_ + own + later, r.deadline);
+  if (slack.count() < 0) return;  // it is late whatever others do
+  const int64_t steps = 1 + rest.decode_steps + (rest.prefill_rows > 0 ? 1 : 0);
+  lower_limit_ = std::min(lower_limit_, own + slack / steps);
+  if (c.group == 0) {
+    peers_.push_back({c.pass, c.deadline, own + slack});
+  } else {
+    peer_limit_ = std::min(peer_limit_, own + slack);
+  }
+}
+
+void Planner::ForceUnit(ActiveRequest& aged) {
+  if (!EnsureStarted(aged, true)) return;
+  if (HasWantedFrame(aged)) {
+    PlanEncodes(aged, Micros::max(), 1);
+  } else if (aged.prompt_planned < aged.prompt_tokens()) {
+    PlanPrefill(aged, Micros::max(), options_.min_prefill_chunk);
+  } else {
+    PlanDecode(aged, Micros::max());
+    if (empty()) PlanPrefill(aged, Micros::max(), options_.min_prefill_chunk);
+  }
+  if (empty()) return;
+  aged.aged = true;
+  const double us =
+      std::max(1.0, static_cast<double>(lane_->cost.Predict(plan_.shape).p50.count()));
+  worker_->next_aged = now_ + Micros(std::llround(us / options_.ageing_share));
+}
+
+// ---------------------------------------------------------------------------------------- starts
+
+bool Planner::EnsureStarted(ActiveRequest& r, bool aged) {
+  if (r.started) return true;
+  if (starts_barred_ || (lower_starts_barred_ && r.klass->tier > 0)) return false;
+  if (r.blocked_epoch != lane_->epoch) {
+    if (lane_->TryStart(r, now_) || MakeRoom(r)) {
+      r.blocked_epoch = 0;
+      return true;
+    }
+    r.blocked_epoch = lane_->epoch;
+  }
+  // What becomes free is for `r`: nobody less urgent takes it meanwhile.
+  (aged ? lower_starts_barred_ : starts_barred_) = true;
+  return false;
+}
+
+// Takes resources back from less urgent requests, the least urgent first. A victim that a step in
+// flight names gives them back when that step is done.
+bool Planner::MakeRoom(ActiveRequest& r) {
+  const uint32_t tier = r.klass->tier;
+  victims_.clear();
+  for (ActiveRequest* v : lane_->active) {
+    if (!v->started || v->preemptions >= kMaxPreemptions) continue;
+    const bool lower =
+        v->klass->tier > tier || (tier == 0 && v->klass->tier == 0 && v->deadline > r.deadline);
+    if (lower) victims_.push_back(v);
+  }
+  if (victims_.empty()) return false;
+  std::sort(victims_.begin(), victims_.end(), [](const ActiveRequest* a, const ActiveRequest* b) {
+    return std::tie(a->klass->tier, a->deadline, a->order) >
+           std::tie(b->klass->tier, b->deadline, b->order);
+  });
+  const Lane::Needs needs = lane_->NeedsOf(r);
+  Lane::Needs got = lane_->Free();
+  const auto enough = [&] {
+    return got.blocks >= needs.blocks && got.slots >= needs.slots &&
+           got.embeddings >= needs.embeddings;
+  };
+  const auto add = [&](const ActiveRequest& v) {
+    const Lane::Needs gives = lane_->NeedsOf(v);
+    got.blocks += gives.blocks;
+    got.slots += gives.slots;
+    got.embeddings += gives.embeddings;
+  };
+  const Lane::Needs free = got;
+  for (const ActiveRequest* v : victims_) add(*v);
+  if (!enough()) return false;  // all of them together would not help
+  got = free;
+  bool pending = false;
+  for (const ActiveRequest* v : victims_) {
+    if (!v->preempting) continue;
+    pending = true;
+    add(*v);
+  }
+  if (pending && enough()) return false;
+  for (ActiveRequest* v : victims_) {
+    if (v->preempting) continue;
+    add(*v);
+    if (v->in_flight == 0) {
+      lane_->Preempt(*v, now_);
+    } else {
+      v->preempting = pending = true;
+    }
+    if (!enough()) continue;
+    if (pending) return false;
+    if (lane_->TryStart(r, now_)) return true;
+  }
+  return false;
+}
+
+// ----------------------------------------------------------------------------------------- units
+
+uint32_t Planner::RowsLeft() const {
+  const uint32_t used = rows() + reserve_.rows();
+  return used >= lane_->options.max_rows ? 0 : lane_->options.max_rows - used;
+}
+
+uint32_t Planner::LogitRowsLeft() const {
+  const uint32_t used = logit_rows_ + reserve_.logit_rows;
+  return used >= lane_->options.max_logit_rows ? 0 : lane_->options.max_logit_rows - used;
+}
+
+bool Planner::Fits(const StepShape& more, Micros limit) const {
+  const StepShape& now = plan_.shape;
+  const StepShape& kept = reserve_.shape;
+  const StepShape all{now.frames + kept.frames + more.frames,
+                      now.prefill_rows + kept.prefill_rows + more.prefill_rows,
+                      now.decode_rows + kept.decode_rows + more.decode_rows};
+  return lane_->cost.Predict(all).p99 <= limit;
+}
+
+uint32_t Planner::FitRows(uint32_t wanted, Micros limit) const {
+  if (limit == Micros::max() || Fits({0, wanted, 0}, limit)) return wanted;
+  uint32_t fits = 0;
+  uint32_t too_many = wanted;
+  while (too_many - fits > 1) {
+    const uint32_t middle = fits + (too_many - fits) / 2;
+    (Fits({0, middle, 0}, limit) ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+// The smallest unit that `r`'s prefill can go on with; nothing when it only decodes.
+Planner::Reserve Planner::FirstUnit(const ActiveRequest& r) const {
+  Reserve unit;
+  const RemainingWork work = r.lane->Remaining(r);
+  if (work.frames > 0) {
+    unit.shape.frames = 1;
+  } else if (work.prefill_rows > 0) {
+    unit.shape.prefill_rows =
+        std::min({work.prefill_rows, options_.min_prefill_chunk, r.lane->options.max_rows});
+    unit.logit_rows = r.request.samples;
+  }
+  return unit;
+}
+
+SampleTarget Planner::TargetOf(const ActiveRequest& r, const SampleState& sample) const {
+  SampleTarget target;
+  target.sample = static_cast<uint32_t>(&sample - r.samples.data());
+  target.slot = sample.slot;
+  target.index = sample.planned_tokens;
+  target.temperature = r.request.temperature;
+  target.seed =
+      target.sample == 0 ? r.request.seed : SplitMix64(r.request.seed ^ SplitMix64(target.sample));
+  return target;
+}
+
+// Records that an item of the step names `r`.
+void Planner::Name(ActiveRequest& r) {
+  ++r.in_flight;
+  r.served_at = now_;
+  record_->requests.push_back(&r);
+  const uint32_t tier = r.klass->tier;
+  if (tier < record_->best_tier) {
+    record_->best_tier = tier;
+    record_->earliest_deadline = r.deadline;
+  } else if (tier == record_->best_tier) {
+    record_->earliest_deadline = std::min(record_->earliest_deadline, r.deadline);
+  }
+}
+
+void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
+  for (SampleState& sample : r.samples) {
+    if (sample.planned_tokens >= r.request.action_tokens || sample.rows_to_compute() != 1 ||
+        sample.last_step == id_) {
+      continue;
+    }
+    if (RowsLeft() == 0 || LogitRowsLeft() == 0) return;
+    const bool forced = empty() && !reserve_.any();
+    if (!forced && !Fits({0, 0, 1}, limit)) return;
+    PlanActionRows(r, sample, 1);
+  }
+}
+
+void Planner::PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames) {
+  const std::span<const Segment> segments = r.request.timeline->segments();
+  uint32_t planned = 0;
+  for (size_t i = 0; i < segments.size() && planned < max_frames; ++i) {
+    const EmbeddingId slot = r.embeddings[i];
+    if (!slot.valid()) continue;
+    FrameState& frame = lane_->frame(slot);
+    if (frame.stage != FrameState::Stage::kWanted) continue;
+    if (plan_.shape.frames + reserve_.shape.frames >= lane_->options.max_frames) return;
+    const bool forced = empty() && !reserve_.any();
+    if (!forced && !Fits({1, 0, 0}, limit)) return;
+    frame.stage = FrameState::Stage::kInFlight;
+    plan_.encodes.push_back(
+        {r.request.id, segments[i].content, segments[i].camera, slot, r.request.tap});
+    const Micros before = lane_->cost.Predict(plan_.shape).p50;
+    ++plan_.shape.frames;
+    Name(r);
+    record_->charges.emplace_back(
+        static_cast<size_t>(r.request.klass.value()),
+        static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + 1);
+    ++planned;
+  }
+}
+
+void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
+  if (r.prompt_planned < r.prompt_tokens()) {
+    PlanEncodes(r, limit, kNoCap);
+    PlanPromptRows(r, limit, max_rows);
+    return;
+  }
+  // After a preemption: the K/V of tokens that are sampled already.
+  for (SampleState& sample : r.samples) {
+    const uint32_t gap = sample.rows_to_compute();
+    if (sample.planned_tokens >= r.request.action_tokens || gap <= 1 || sample.last_step == id_) {
+      continue;
+    }
+    if (LogitRowsLeft() == 0) return;
+    const uint32_t wanted = std::min({gap, RowsLeft(), max_rows});
+    if (wanted == 0) return;
+    const bool forced = empty() && !reserve_.any();
+    const uint32_t least = std::min(wanted, options_.min_prefill_chunk);
+    uint32_t count = FitRows(wanted, limit);
+    if (forced) count = std::max(count, least);
+    if (count < least) return;
+    PlanActionRows(r, sample, count);
+  }
+}
+
+void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) {
+  if (r.samples[0].last_step == id_) return;
+  const std::span<const Segment> segments = r.request.timeline->segments();
+  const uint32_t begin = r.prompt_planned;
+  uint32_t end = r.prompt_tokens();  // of the rows whose embeddings are there or on their way
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const EmbeddingId slot = r.embeddings[i];
+    if (slot.valid() && segments[i].end > begin &&
+        lane_->frame(slot).stage == FrameState::Stage::kWanted) {
+      end = std::max(begin, segments[i].begin);
+      break;
+    }
+  }
+  const bool forced = empty() && !reserve_.any();
+  const uint32_t wanted = std::min({end - begin, RowsLeft(), max_rows});
+  if (wanted == 0) return;
+  uint32_t count = FitRows(wanted, limit);
+  if (forced) count = std::max(count, std::min(wanted, options_.min_prefill_chunk));
+  // Small pieces only where the prompt ends: each pays the base of a step.
+  const uint32_t least = std::min(options_.min_prefill_chunk, r.prompt_tokens() - begin);
+  if (!forced && count < std::min(least, max_rows)) return;
+
+  uint32_t sampled = 0;
+  for (const SampleState& sample : r.samples) sampled += sample.planned_tokens == 0 ? 1 : 0;
+  if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) --count;
+  if (count == 0) return;
+
+  TrunkItem item;
+  item.request = r.request.id;
+  item.timeline = r.request.timeline;
+  item.begin = begin;
+  item.count = count;
+  item.pages = r.samples[0].sequence->PageTable(begin + count);
+  item.embeddings.resize(segments.size());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].begin < begin + count && segments[i].end > begin) {
+      item.embeddings[i] = r.embeddings[i];
+    }
+  }
+  item.tap = r.request.tap;
+  r.samples[0].last_step = id_;
+  r.prompt_planned += count;
+  if (r.prompt_planned == r.prompt_tokens()) {
+    for (SampleState& sample : r.samples) {
+      if (sample.planned_tokens > 0) continue;
+      item.samples.push_back(TargetOf(r, sample));
+      ++sample.planned_tokens;
+    }
+    logit_rows_ += sampled;
+  }
+  const Micros before = lane_->cost.Predict(plan_.shape).p50;
+  plan_.shape.prefill_rows += count;
+  plan_.trunk.push_back(std::move(item));
+  Name(r);
+  record_->charges.emplace_back(
+      static_cast<size_t>(r.request.klass.value()),
+      static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + count);
+}
+
+// The next `count` action rows of a sample: one is a decode step.
+void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
+  const uint32_t prompt = r.prompt_tokens();
+  TrunkItem item;
+  item.request = r.request.id;
+  item.timeline = r.request.timeline;
+  item.begin = prompt + sample.planned_rows;
+  item.count = count;
+  item.pages = sample.sequence->PageTable(item.begin + count);
+  item.embeddings.resize(r.request.timeline->segments().size());
+  item.slot = sample.slot;
+  item.tap = r.request.tap;
+  if (sample.planned_rows < sample.host_tokens) {
+    item.known_tokens.assign(sample.tokens.begin() + sample.planned_rows,
+                             sample.tokens.begin() + sample.planned_rows + count);
+  }
+  sample.last_step = id_;
+  sample.planned_rows += count;
+  if (sample.planned_rows == sample.planned_tokens) {
+    item.samples.push_back(TargetOf(r, sample));
+    ++sample.planned_tokens;
+    ++logit_rows_;
+  }
+  const Micros before = lane_->cost.Predict(plan_.shape).p50;
+  (count == 1 ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
+  plan_.trunk.push_back(std::move(item));
+  Name(r);
+  record_->charges.emplace_back(
+      static_cast<size_t>(r.request.klass.value()),
+      static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + count);
+}
+
+}  // namespace saccade

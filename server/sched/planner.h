@@ -1,0 +1,122 @@
+#pragma once
+// Planner: chooses the work of one step. Private to sched/.
+//
+// Order inside a lane, most urgent first: tier; requests that can still meet their deadline before
+// those that cannot; decode rows before the rest (they are one row each, and a long prefill must
+// not stop a running stream); below tier 0 the class with the least predicted time per share;
+// deadline; the class's preferred modality; admission.
+//
+// Time limits of a unit, all against the predicted p99 of the whole step:
+//  - the step ceiling;
+//  - below the tier of a request already in the step: what that request can spare in this step,
+//    its slack spread over the steps it still needs;
+//  - an encode or prefill of the same tier but less urgent: all the slack of that request.
+// The most urgent unit of a step is under no limit, so a step always makes progress, and decode
+// rows leave room for it.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "sched/scheduler.h"
+#include "sched/worker_state.h"
+
+namespace saccade {
+
+class Planner {
+ public:
+  explicit Planner(const SchedulerOptions& options) : options_(options) {}
+
+  // The next step of `worker`, and its record; nothing when no work can go on.
+  std::optional<StepPlan> Plan(WorkerState& worker, StepId id, TimePoint now, TimePoint start,
+                               InFlightStep& record);
+
+ private:
+  enum class Kind : uint8_t { kDecode, kEncode, kPrefill };
+  struct Candidate {
+    ActiveRequest* request = nullptr;
+    Kind kind = Kind::kDecode;
+    uint32_t tier = 0;
+    bool hopeless = false;  // cannot meet its deadline even alone
+    uint8_t group = 0;
+    uint8_t rank = 0;  // by preferred modality
+    double pass = 0;
+    TimePoint deadline = kNever;
+    uint64_t order = 0;
+  };
+  // What a request in the step allows less urgent work of its tier.
+  struct Peer {
+    double pass;
+    TimePoint deadline;
+    Micros limit;
+  };
+  // Room kept for the head's first unit while decode rows are added.
+  struct Reserve {
+    StepShape shape;
+    uint32_t logit_rows = 0;
+    bool any() const { return shape != StepShape{}; }
+    uint32_t rows() const { return shape.prefill_rows; }
+  };
+
+  static bool StepOrder(const Candidate& a, const Candidate& b);
+  static bool MoreUrgent(const Candidate& a, const Candidate& b);
+  void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
+  ActiveRequest* PickAged(WorkerState& worker);
+  bool TopTierCanWait(const WorkerState& worker, Micros extra);
+
+  void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
+  void EnterTier(const std::vector<Candidate>& candidates, size_t from);
+  Micros TimeLimit(const Candidate& c);
+  void ForceUnit(ActiveRequest& aged);
+  bool EnsureStarted(ActiveRequest& r, bool aged);
+  bool MakeRoom(ActiveRequest& r);
+  Reserve FirstUnit(const ActiveRequest& r) const;
+
+  void PlanDecode(ActiveRequest& r, Micros limit);
+  void PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames);
+  void PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows);
+  void PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows);
+  void PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count);
+  uint32_t FitRows(uint32_t wanted, Micros limit) const;
+  bool Fits(const StepShape& more, Micros limit) const;
+  SampleTarget TargetOf(const ActiveRequest& r, const SampleState& sample) const;
+  void Name(ActiveRequest& r);
+  void Constrain(const Candidate& c);
+
+  bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
+  uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
+  uint32_t RowsLeft() const;
+  uint32_t LogitRowsLeft() const;
+
+  const SchedulerOptions& options_;
+
+  // Of the plan being made.
+  WorkerState* worker_ = nullptr;
+  Lane* lane_ = nullptr;
+  InFlightStep* record_ = nullptr;
+  StepId id_;
+  TimePoint now_{};
+  TimePoint start_{};
+  StepPlan plan_;
+  uint32_t logit_rows_ = 0;
+  Reserve reserve_;
+  ActiveRequest* head_ = nullptr;
+  std::optional<uint32_t> tier_;
+  uint32_t tier_decode_rows_ = 0;       // decode rows that the current tier may add
+  Micros upper_limit_ = Micros::max();  // by requests of higher tiers
+  Micros lower_limit_ = Micros::max();  // by every request in the step, for lower tiers
+  Micros peer_limit_ = Micros::max();   // by peers up to peer_next_
+  std::vector<Peer> peers_;
+  size_t peer_next_ = 0;
+  bool starts_barred_ = false;        // somebody more urgent waits for resources
+  bool lower_starts_barred_ = false;  // the same, but only below tier 0
+
+  // Reused between plans.
+  std::vector<std::vector<Candidate>> candidates_;
+  std::vector<Candidate> heads_;
+  std::vector<ActiveRequest*> victims_;
+  std::vector<const ActiveRequest*> top_;
+};
+
+}  // namespace saccade
