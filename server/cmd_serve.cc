@@ -1,0 +1,124 @@
+#include "cmd_serve.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "assembly.h"
+#include "base/logging.h"
+#include "base/strings.h"
+#include "rpc/health_probe.h"
+#include "rpc/server.h"
+
+namespace saccade {
+namespace {
+
+// SIGTERM and SIGINT as an ordinary blocking call. Made before any thread, so that every thread has them blocked.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+  }
+  int Wait() const {
+    int received = 0;
+    sigwait(&set_, &received);
+    return received;
+  }
+
+ private:
+  sigset_t set_{};
+};
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "saccade-server: %s\n", std::string(FromAbsl(status.message())).c_str());
+  return 1;
+}
+
+absl::StatusOr<Config> LoadOrSay(const std::string& path) {
+  absl::StatusOr<Config> config = LoadConfig(path);
+  if (!config.ok()) Fail(config.status());
+  return config;
+}
+
+}  // namespace
+
+int RunCheckConfig(const std::string& config_path) {
+  const absl::StatusOr<Config> config = LoadOrSay(config_path);
+  if (!config.ok()) return 2;
+  std::printf("%s", ToYaml(*config).c_str());
+  return 0;
+}
+
+int RunHealth(const std::string& address) {
+  const absl::Status status = ProbeHealth(address, std::chrono::milliseconds(2000));
+  return status.ok() ? 0 : Fail(status);
+}
+
+int RunServe(const std::string& config_path, std::string_view version) {
+  const StopSignals signals;
+  const absl::StatusOr<Config> config = LoadOrSay(config_path);
+  if (!config.ok()) return 2;
+  if (const absl::Status status = InitLogging(config->server.log); !status.ok()) return Fail(status);
+
+  // Until there is an engine nothing needs draining: a stop signal ends the process at once. Afterwards it wakes the main
+  // thread. One thread takes the signal in both cases.
+  std::atomic<bool> loaded{false};
+  std::atomic<int> stop{0};
+  std::thread watcher([&] {
+    const int received = signals.Wait();
+    if (!loaded.load(std::memory_order_acquire)) {
+      LogInfo("stopped while loading");
+      std::_Exit(0);
+    }
+    stop.store(received, std::memory_order_release);
+    stop.notify_all();
+  });
+  watcher.detach();  // it may wait for a signal for ever
+
+  const SteadyClock clock;
+  Metrics metrics(ToMetricsOptions(*config, std::string(version)));
+  std::unique_ptr<MetricsExposer> exposer;
+  if (!config->server.metrics_listen.empty()) {
+    absl::StatusOr<std::unique_ptr<MetricsExposer>> started =
+        MetricsExposer::Start(config->server.metrics_listen, metrics);
+    if (!started.ok()) return Fail(started.status());
+    exposer = *std::move(started);
+  }
+  absl::StatusOr<std::unique_ptr<RpcServer>> rpc = RpcServer::Start(*config, clock, &metrics, std::string(version));
+  if (!rpc.ok()) return Fail(rpc.status());
+  LogInfo("listening, loading models", {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
+
+  absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics);
+  if (!engine.ok()) {
+    rpc->reset();
+    return Fail(engine.status());
+  }
+  if (const absl::Status status = (*rpc)->Serve(**engine); !status.ok()) {
+    rpc->reset();
+    return Fail(status);
+  }
+  loaded.store(true, std::memory_order_release);
+  LogInfo("ready");
+
+  stop.wait(0, std::memory_order_acquire);
+  const TimePoint until = clock.Now() + Micros(std::llround(config->server.drain_s * 1e6));
+  LogInfo("draining", {{"signal", stop.load()}, {"drain_s", config->server.drain_s}});
+  (*rpc)->BeginDrain();
+  (*engine)->Drain(until);
+  (*rpc)->Shutdown(until);
+  rpc->reset();
+  engine->reset();
+  LogInfo("stopped");
+  return 0;
+}
+
+}  // namespace saccade

@@ -1,0 +1,100 @@
+"""A real server on loopback, one per test module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "client"))
+
+from saccade import Client  # noqa: E402
+
+BINARY = os.environ.get("SACCADE_SERVER", str(ROOT / "build" / "release" / "saccade-server"))
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class RunningServer:
+    """saccade-server with a configuration of the test's own; ended with the test whatever happens."""
+
+    def __init__(self, extra: str = "", **overrides: str) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.metrics = f"127.0.0.1:{free_port()}"
+        drain_s = overrides.get("drain_s", "5")
+        limits = overrides.get("limits", "{}")
+        self.config = f"""
+server:
+  listen: "{self.address}"
+  metrics_listen: "{self.metrics}"
+  drain_s: {drain_s}
+limits: {limits}
+models:
+  - name: highway_demo
+    path: {ROOT / "deploy" / "demo" / "checkpoint"}
+    default_class: {overrides.get("default_class", "best_effort")}
+    action_space:
+      steps: 5
+      dt_s: 0.2
+      relative: false
+      dims:
+        - {{name: steer, unit: rad}}
+        - {{name: accel, unit: m/s^2}}
+{extra}
+"""
+        self.folder = tempfile.TemporaryDirectory(prefix="saccade-e2e-")
+        path = Path(self.folder.name) / "server.yaml"
+        path.write_text(self.config)
+        self.log_path = Path(self.folder.name) / "log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [BINARY, "serve", "--config", str(path)], stdout=log, stderr=log
+            )
+
+    def wait_ready(self) -> None:
+        """Waits until requests are admitted; fails with the log when the server ends instead."""
+        with Client(self.address) as client:
+            try:
+                client.wait_ready(30)
+            except TimeoutError:
+                pytest.fail(f"the server is not ready:\n{self.log()}")
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        """Ends it for sure."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.folder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """A ready server that lives as long as the test module."""
+    running = RunningServer()
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.close()
