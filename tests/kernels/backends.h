@@ -7,7 +7,7 @@
 
 #include "backend/ref/ref_backend.h"
 #include "tests/kernels/op_harness.h"
-#if __has_include("backend/cpu/cpu_backend.h")
+#if __has_include("backend/cpu/cpu_backend.h") && !defined(REF_ONLY)
 #include "backend/cpu/cpu_backend.h"
 #include "kernels/cpu/api.h"
 #define SACCADE_TEST_CPU_BACKEND 1

@@ -101,6 +101,43 @@ constexpr uint32_t kLayers = 2;
 constexpr uint32_t kLayer = 1;  // the one the tests use
 constexpr uint32_t kBlocks = 48;
 
+// K and V with values that a projection yields exactly, whatever its order of accumulation: a row
+// is the sum of two of kPatterns patterns whose elements are multiples of 1/16 in [-2, 2]. So the
+// cache holds what the oracle reads.
+constexpr int64_t kPatterns = 32;
+
+HostTensor Patterns(const HeadCase& c, int64_t rows) {
+  HostTensor patterns{c.dtype, {rows, kPatterns}, {}};
+  std::mt19937 generator(77);
+  for (int64_t i = 0; i < patterns.numel(); ++i) {
+    patterns.values.push_back((static_cast<double>(generator() % 65) - 32.0) / 16.0);
+  }
+  return patterns;
+}
+
+struct KvRows {
+  HostTensor choice;  // [tokens, kPatterns], two ones in a row
+  HostTensor kv;      // [tokens, 2 * kv_width], rows [k | v]
+};
+
+KvRows MakeKv(const HeadCase& c, int64_t tokens, uint32_t seed) {
+  const HostTensor patterns = Patterns(c, 2 * c.kv_width());
+  std::mt19937 generator(seed);
+  KvRows rows{
+      {c.dtype, {tokens, kPatterns}, std::vector<double>(static_cast<size_t>(tokens * kPatterns))},
+      {c.dtype, {tokens, 2 * c.kv_width()}, {}}};
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t one = generator() % kPatterns;
+    const int64_t two = (one + 1 + generator() % (kPatterns - 1)) % kPatterns;
+    rows.choice.at(token, one) = 1;
+    rows.choice.at(token, two) = 1;
+    for (int64_t i = 0; i < 2 * c.kv_width(); ++i) {
+      rows.kv.values.push_back(patterns.at(i, one) + patterns.at(i, two));
+    }
+  }
+  return rows;
+}
+
 // A cache whose every slot holds NaN until a test writes it: what a kernel reads beyond a page's
 // length must not matter.
 class Cache {
@@ -113,40 +150,30 @@ class Cache {
     geometry.block_tokens = PagedSequence::kBlockTokens;
     geometry.dtype = c.dtype;
     storage_ = Must(rig.backend().NewKvStorage(geometry, kBlocks));
-    // x = [k | v]: q gets zeros, k and v their halves, each value times one.
-    const int64_t width = c.kv_width();
-    HostTensor q{c.dtype,
-                 {c.q_width(), 2 * width},
-                 std::vector<double>(static_cast<size_t>(c.q_width() * 2 * width))};
-    HostTensor kv{c.dtype,
-                  {2 * width, 2 * width},
-                  std::vector<double>(static_cast<size_t>(4 * width * width))};
-    for (int64_t i = 0; i < 2 * width; ++i) kv.at(i, i) = 1;
-    identity_ = rig.Pack({q, kv}, c.dtype);
+    const HostTensor q{c.dtype,
+                       {c.q_width(), kPatterns},
+                       std::vector<double>(static_cast<size_t>(c.q_width() * kPatterns))};
+    weight_ = rig.Pack({q, Patterns(c, 2 * c.kv_width())}, c.dtype);
+
     PagedSequence all;
     for (int32_t block = 0; block < static_cast<int32_t>(kBlocks); ++block) {
       all.pages.push_back(
           {block, PagedSequence::kBlockTokens, block * PagedSequence::kBlockTokens});
     }
-    HostTensor nan{c.dtype, {all.tokens(), 2 * width}, {}};
-    nan.values.assign(static_cast<size_t>(nan.numel()), kNan);
-    for (uint32_t layer = 0; layer < kLayers; ++layer) Write(layer, {&all, 0, all.tokens()}, nan);
+    const int64_t width = c.q_width() + 2 * c.kv_width();
+    const auto ones = rig.Pack(
+        {{c.dtype, {width, 1}, std::vector<double>(static_cast<size_t>(width), 1.0)}}, c.dtype);
+    const HostTensor nan{
+        c.dtype, {all.tokens(), 1}, std::vector<double>(static_cast<size_t>(all.tokens()), kNan)};
+    for (uint32_t layer = 0; layer < kLayers; ++layer)
+      Append(*ones, layer, {&all, 0, all.tokens()}, nan);
   }
 
   KvStorage& storage() { return *storage_; }
 
-  // Writes rows [k | v] to the tokens of a chunk.
-  void Write(uint32_t layer, const Chunk& chunk, const HostTensor& kv) {
-    QkvRopeAppendArgs args;
-    args.weight = identity_.get();
-    args.x = rig_.In(kv);
-    args.q = rig_.Out(case_.dtype, {kv.dims[0], case_.q_width()});
-    args.kv = storage_.get();
-    args.layer = layer;
-    args.q_heads = case_.q_heads;
-    args.batch = MakeBatch(rig_, {chunk}, false);
-    Must(rig_.ops().QkvRopeAppend(rig_.stream(), args));
-    Must(rig_.stream().Synchronize());
+  // Writes K and V of the tokens of a chunk.
+  void Write(uint32_t layer, const Chunk& chunk, const KvRows& rows) {
+    Append(*weight_, layer, chunk, rows.choice);
   }
 
   // Tokens [0, end) of a sequence as rows [k | v].
@@ -170,10 +197,23 @@ class Cache {
   }
 
  private:
+  void Append(const PackedWeight& weight, uint32_t layer, const Chunk& chunk, const HostTensor& x) {
+    QkvRopeAppendArgs args;
+    args.weight = &weight;
+    args.x = rig_.In(x);
+    args.q = rig_.Out(case_.dtype, {x.dims[0], case_.q_width()});
+    args.kv = storage_.get();
+    args.layer = layer;
+    args.q_heads = case_.q_heads;
+    args.batch = MakeBatch(rig_, {chunk}, false);
+    Must(rig_.ops().QkvRopeAppend(rig_.stream(), args));
+    Must(rig_.stream().Synchronize());
+  }
+
   Rig& rig_;
   HeadCase case_;
   std::unique_ptr<KvStorage> storage_;
-  std::unique_ptr<PackedWeight> identity_;
+  std::unique_ptr<PackedWeight> weight_;
 };
 
 HostTensor Attend(Rig& rig, const HeadCase& c, const KvStorage& kv,
@@ -246,11 +286,10 @@ TEST_P(PagedAttentionTest, MatchesTheOracle) {
     Cache cache(rig, c);
     BlockShuffle blocks(kBlocks, 7);
     std::vector<PagedSequence> sequences;
-    std::vector<HostTensor> kv;
+    std::vector<KvRows> kv;
     for (size_t i = 0; i < PageLengths().size(); ++i) {
       sequences.push_back(blocks.Sequence(PageLengths()[i], i == 2 ? 100 : 0));
-      kv.push_back(
-          Random(c.dtype, {sequences.back().tokens(), 2 * c.kv_width()}, static_cast<uint32_t>(i)));
+      kv.push_back(MakeKv(c, sequences.back().tokens(), static_cast<uint32_t>(i)));
     }
     // The page table need not be in order of position.
     std::reverse(sequences[3].pages.begin(), sequences[3].pages.end());
@@ -285,7 +324,7 @@ TEST_P(PagedAttentionTest, MatchesTheOracle) {
           const auto sequence = static_cast<size_t>(chunk.sequence - sequences.data());
           SCOPED_TRACE(testing::Message() << "sequence " << sequence << " rows " << chunk.begin
                                           << " to " << chunk.end);
-          CheckAttention(c, chunk, kv[sequence], q.Rows(row, end), out.Rows(row, end));
+          CheckAttention(c, chunk, kv[sequence].kv, q.Rows(row, end), out.Rows(row, end));
           row = end;
         }
       }
@@ -299,9 +338,8 @@ TEST_P(PagedAttentionTest, LargeScoresDoNotOverflow) {
   Cache cache(rig, c);
   BlockShuffle blocks(kBlocks, 7);
   const PagedSequence sequence = blocks.Sequence({1, 16, 7});
-  HostTensor kv = Random(c.dtype, {24, 2 * c.kv_width()}, 1, 30.0);
-  cache.Write(kLayer, {&sequence, 0, 24}, kv);
-  const HostTensor q = Random(c.dtype, {3, c.q_width()}, 2, 30.0);
+  cache.Write(kLayer, {&sequence, 0, 24}, MakeKv(c, 24, 1));
+  const HostTensor q = Random(c.dtype, {3, c.q_width()}, 2, 1000.0);
   const Chunk chunk{&sequence, 21, 24};
   const HostTensor out = Attend(rig, c, cache.storage(), {chunk}, q);
   for (double value : out.values) EXPECT_TRUE(std::isfinite(value));
@@ -310,36 +348,37 @@ TEST_P(PagedAttentionTest, LargeScoresDoNotOverflow) {
 TEST_P(PagedAttentionTest, PlaceInMemoryAndOtherSequencesDoNotChangeBits) {
   for (const HeadCase& c : HeadCases()) {
     SCOPED_TRACE(Describe(c));
-    const HostTensor kv = Random(c.dtype, {316, 2 * c.kv_width()}, 1);
-    const HostTensor other_kv = Random(c.dtype, {61, 2 * c.kv_width()}, 2);
+    const KvRows kv = MakeKv(c, 316, 1);
+    const KvRows other_kv = MakeKv(c, 61, 2);
     const HostTensor q = Random(c.dtype, {316, c.q_width()}, 3);
     const HostTensor other_q = Random(c.dtype, {61, c.q_width()}, 4);
     HostTensor expected;
-    for (uint32_t shuffle : {1u, 2u}) {
-      for (int threads : {1, 2, 3}) {
-        Rig rig(GetParam(), threads);
-        Cache cache(rig, c);
-        BlockShuffle blocks(kBlocks, shuffle);
-        const PagedSequence sequence = blocks.Sequence(PageLengths()[4]);
-        const PagedSequence other = blocks.Sequence(PageLengths()[1]);
-        cache.Write(kLayer, {&sequence, 0, 316}, kv);
-        cache.Write(kLayer, {&other, 0, 61}, other_kv);
-        const HostTensor all = Attend(rig, c, cache.storage(), {{&sequence, 0, 316}}, q);
-        if (expected.values.empty()) expected = all;
-        EXPECT_TRUE(SameBits(all, expected)) << threads << " threads, shuffle " << shuffle;
-        for (const auto& [begin, end] : std::vector<std::pair<int32_t, int32_t>>{
-                 {0, 1}, {0, 17}, {315, 316}, {100, 131}, {290, 316}, {63, 65}}) {
-          SCOPED_TRACE(testing::Message() << "rows " << begin << " to " << end);
-          // Alone, and behind and before another sequence.
-          const Chunk chunk{&sequence, begin, end};
-          const HostTensor part = q.Rows(begin, end);
-          EXPECT_TRUE(
-              SameBits(Attend(rig, c, cache.storage(), {chunk}, part), expected.Rows(begin, end)));
-          const HostTensor mixed =
-              Attend(rig, c, cache.storage(), {{&other, 3, 61}, chunk, {&other, 60, 61}},
-                     Stack({other_q.Rows(3, 61), part, other_q.Rows(60, 61)}), kStrided);
-          EXPECT_TRUE(SameBits(mixed.Rows(58, 58 + end - begin), expected.Rows(begin, end)));
-        }
+    // Threads, and how the blocks lie in memory.
+    for (const auto& [threads, shuffle] :
+         std::vector<std::pair<int, uint32_t>>{{1, 1}, {2, 2}, {3, 3}}) {
+      SCOPED_TRACE(testing::Message() << threads << " threads, shuffle " << shuffle);
+      Rig rig(GetParam(), threads);
+      Cache cache(rig, c);
+      BlockShuffle blocks(kBlocks, shuffle);
+      const PagedSequence sequence = blocks.Sequence(PageLengths()[4]);
+      const PagedSequence other = blocks.Sequence(PageLengths()[1]);
+      cache.Write(kLayer, {&sequence, 0, 316}, kv);
+      cache.Write(kLayer, {&other, 0, 61}, other_kv);
+      const HostTensor all = Attend(rig, c, cache.storage(), {{&sequence, 0, 316}}, q);
+      if (expected.values.empty()) expected = all;
+      EXPECT_TRUE(SameBits(all, expected));
+      for (const auto& [begin, end] : std::vector<std::pair<int32_t, int32_t>>{
+               {0, 1}, {0, 17}, {315, 316}, {100, 131}, {290, 316}, {63, 65}}) {
+        SCOPED_TRACE(testing::Message() << "rows " << begin << " to " << end);
+        // Alone, and between rows of another sequence.
+        const Chunk chunk{&sequence, begin, end};
+        const HostTensor part = q.Rows(begin, end);
+        EXPECT_TRUE(
+            SameBits(Attend(rig, c, cache.storage(), {chunk}, part), expected.Rows(begin, end)));
+        const HostTensor mixed =
+            Attend(rig, c, cache.storage(), {{&other, 3, 61}, chunk, {&other, 60, 61}},
+                   Stack({other_q.Rows(3, 61), part, other_q.Rows(60, 61)}), kStrided);
+        EXPECT_TRUE(SameBits(mixed.Rows(58, 58 + end - begin), expected.Rows(begin, end)));
       }
     }
   }
@@ -353,9 +392,9 @@ TEST_P(PagedAttentionTest, NanStaysInItsRowAndItsSequence) {
     BlockShuffle blocks(kBlocks, 7);
     const PagedSequence clean = blocks.Sequence({1, 16, 16, 9});
     const PagedSequence sick = blocks.Sequence({16, 5});
-    cache.Write(kLayer, {&clean, 0, 42}, Random(c.dtype, {42, 2 * c.kv_width()}, 1));
-    HostTensor sick_kv = Random(c.dtype, {21, 2 * c.kv_width()}, 2);
-    for (int64_t i = 0; i < 2 * c.kv_width(); ++i) sick_kv.at(3, i) = kNan;
+    cache.Write(kLayer, {&clean, 0, 42}, MakeKv(c, 42, 1));
+    KvRows sick_kv = MakeKv(c, 21, 2);
+    for (int64_t i = 0; i < kPatterns; ++i) sick_kv.choice.at(3, i) = kNan;
     cache.Write(kLayer, {&sick, 0, 21}, sick_kv);
     const HostTensor q = Random(c.dtype, {42, c.q_width()}, 3);
     const HostTensor expected = Attend(rig, c, cache.storage(), {{&clean, 0, 42}}, q);
@@ -381,7 +420,7 @@ TEST_P(PagedAttentionTest, RefusesWhatDoesNotFit) {
   Cache cache(rig, c);
   BlockShuffle blocks(kBlocks, 7);
   const PagedSequence sequence = blocks.Sequence({2});
-  cache.Write(kLayer, {&sequence, 0, 2}, Random(kF32, {2, 2 * c.kv_width()}, 1));
+  cache.Write(kLayer, {&sequence, 0, 2}, MakeKv(c, 2, 1));
   PagedAttentionArgs good;
   good.q = rig.In(Random(kF32, {2, c.q_width()}, 1));
   good.out = rig.Out(kF32, {2, c.q_width()});
@@ -615,11 +654,11 @@ TEST_P(QkvRopeAppendTest, WritesOnlyItsOwnSlots) {
     Cache cache(rig, c);
     BlockShuffle blocks(kBlocks, 5);
     const PagedSequence kept = blocks.Sequence({16, 16, 16});
-    const HostTensor kept_kv = Random(c.dtype, {48, 2 * c.kv_width()}, 1);
+    const KvRows kept_kv = MakeKv(c, 48, 1);
     for (uint32_t layer = 0; layer < kLayers; ++layer) cache.Write(layer, {&kept, 0, 48}, kept_kv);
     const HostTensor before = cache.Read(kLayer, kept, 48);
     // Overwrites token 17 alone, in one layer.
-    const HostTensor row = Random(c.dtype, {1, 2 * c.kv_width()}, 2);
+    const KvRows row = MakeKv(c, 1, 2);
     PagedSequence one = kept;
     one.pages = {kept.pages[1]};
     one.pages[0].length = 2;
@@ -627,7 +666,7 @@ TEST_P(QkvRopeAppendTest, WritesOnlyItsOwnSlots) {
     const HostTensor after = cache.Read(kLayer, kept, 48);
     EXPECT_TRUE(SameBits(after.Rows(0, 17), before.Rows(0, 17)));
     EXPECT_TRUE(SameBits(after.Rows(18, 48), before.Rows(18, 48)));
-    HostTensor written = row;
+    HostTensor written = row.kv;
     written.dtype = kF32;
     EXPECT_TRUE(SameBits(after.Rows(17, 18), written));
     EXPECT_TRUE(SameBits(cache.Read(0, kept, 48), before));
@@ -713,10 +752,10 @@ TEST_P(KvBlocksTest, ReadsBackWhatWasWritten) {
     BlockShuffle blocks(kBlocks, 5);
     for (const std::vector<int32_t>& lengths : PageLengths()) {
       const PagedSequence sequence = blocks.Sequence(lengths);
-      HostTensor kv = Random(c.dtype, {sequence.tokens(), 2 * c.kv_width()}, 1);
-      cache.Write(kLayer, {&sequence, 0, sequence.tokens()}, kv);
-      kv.dtype = kF32;
-      EXPECT_TRUE(SameBits(cache.Read(kLayer, sequence, sequence.tokens()), kv));
+      KvRows rows = MakeKv(c, sequence.tokens(), 1);
+      cache.Write(kLayer, {&sequence, 0, sequence.tokens()}, rows);
+      rows.kv.dtype = kF32;
+      EXPECT_TRUE(SameBits(cache.Read(kLayer, sequence, sequence.tokens()), rows.kv));
     }
   }
 }
@@ -733,8 +772,8 @@ TEST_P(KvBlocksTest, CopiesWholeBlocksOfEveryLayer) {
     std::vector<HostTensor> kept;
     std::vector<HostTensor> copied;
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      cache.Write(layer, {&source, 0, 48}, Random(c.dtype, {48, 2 * c.kv_width()}, layer));
-      cache.Write(layer, {&bystander, 0, 48}, Random(c.dtype, {48, 2 * c.kv_width()}, 10 + layer));
+      cache.Write(layer, {&source, 0, 48}, MakeKv(c, 48, layer));
+      cache.Write(layer, {&bystander, 0, 48}, MakeKv(c, 48, 10 + layer));
       copied.push_back(cache.Read(layer, source, 48));
       kept.push_back(cache.Read(layer, bystander, 48));
     }
