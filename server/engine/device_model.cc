@@ -205,7 +205,10 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
                          static_cast<int32_t>(t - item.pages[page].position));
       int32_t token = -1;
       int32_t embedding = -1;
-      if (t >= timeline.num_tokens()) {
+      if (t - item.begin < item.known_tokens.size()) {
+        token = text_base + static_cast<int32_t>(text.size());
+        text.push_back(item.known_tokens[t - item.begin]);
+      } else if (t >= timeline.num_tokens()) {
         token = item.slot.value() * static_cast<int32_t>(token_columns_) +
                 static_cast<int32_t>(t - timeline.num_tokens());
       } else {
