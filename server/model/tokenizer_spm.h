@@ -17,7 +17,7 @@ struct SentencePieceOptions {
   bool add_bos = true;   // tokenizer_config.json: add_bos_token
   bool add_eos = false;  // tokenizer_config.json: add_eos_token
   // added_tokens.json: special tokens beyond the model's own pieces.
-  std::map<std::string, int32_t, std::less<>> added_tokens;
+  std::map<std::string, int32_t, std::less<>> added_tokens{};
 };
 
 // `model` is the serialised ModelProto. INVALID_ARGUMENT: malformed. UNIMPLEMENTED: not BPE, a
