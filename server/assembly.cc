@@ -56,7 +56,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const BackendConfig& config
 std::vector<LatencyClass> ToClasses(const Config& config) {
   std::vector<LatencyClass> classes;
   for (const ClassConfig& c : config.classes) {
-    classes.push_back({c.name, FromMillis(c.deadline_ms), c.tier, c.preferred, c.shares, c.on_late, c.max_queued});
+    classes.push_back({c.name, FromMillis(c.deadline_ms), c.tier, c.preferred, c.shares, c.on_late,
+                       c.max_queued});
   }
   return classes;
 }
@@ -77,8 +78,8 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
   uint64_t blocks = config.blocks;
   if (blocks == 0) blocks = (uint64_t{config.memory_mb} << 20) / block_bytes;
   if (blocks == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("kv.memory_mb: ", config.memory_mb, " MB hold no block of ", block_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("kv.memory_mb: ", config.memory_mb,
+                                                   " MB hold no block of ", block_bytes, " bytes"));
   }
   options.num_blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1u << 20));
   for (size_t i = 0; i < kModalities; ++i) {
@@ -89,11 +90,13 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock, Metrics* metrics) {
+absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
+                                                    Metrics* metrics) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (size_t i = 0; i < config.backends.size(); ++i) {
     absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(config.backends[i]);
-    if (!backend.ok()) return Prefixed(StrCat("backend ", config.backends[i].name), backend.status());
+    if (!backend.ok())
+      return Prefixed(StrCat("backend ", config.backends[i].name), backend.status());
     const std::string description = (*backend)->Describe();
     LogInfo("backend ready", {{"backend", config.backends[i].name}, {"device", description}});
     if (metrics != nullptr) {
@@ -109,8 +112,9 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
     if (!checkpoint.ok()) return Prefixed(what, checkpoint.status());
     ServedModel served;
     served.name = m.name;
-    served.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp ? InvalidTokenPolicy::kClamp
-                                                                                    : InvalidTokenPolicy::kFail;
+    served.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp
+                                ? InvalidTokenPolicy::kClamp
+                                : InvalidTokenPolicy::kFail;
     served.embedding_slots = m.vision_cache_frames;
     served.max_sequences = std::max<uint32_t>(2 * config.scheduler.max_batch_sequences, 16);
     ModelOptions options;
@@ -118,7 +122,9 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
     options.block_tokens = m.kv.block_tokens;
     for (size_t i = 0; i < config.backends.size(); ++i) {
       const std::string& name = config.backends[i].name;
-      if (!m.backends.empty() && std::find(m.backends.begin(), m.backends.end(), name) == m.backends.end()) continue;
+      if (!m.backends.empty() &&
+          std::find(m.backends.begin(), m.backends.end(), name) == m.backends.end())
+        continue;
       absl::StatusOr<std::unique_ptr<Model>> model = LoadModel(*checkpoint, *backends[i], options);
       if (!model.ok()) return Prefixed(what, model.status());
       served.instances.push_back(*std::move(model));

@@ -1,5 +1,6 @@
 #pragma once
-// Turns a configuration into running parts: backends, models, engine. Used by serve, verify and bench alike.
+// Turns a configuration into running parts: backends, models, engine. Used by serve, verify and
+// bench alike.
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,11 +18,13 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const BackendConfig& config
 std::vector<LatencyClass> ToClasses(const Config& config);
 MetricsOptions ToMetricsOptions(const Config& config, std::string version);
 
-// K/V blocks and partition quotas of one model on one backend. INVALID_ARGUMENT when the memory holds less than one block.
+// K/V blocks and partition quotas of one model on one backend. INVALID_ARGUMENT when the memory
+// holds less than one block.
 absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeometry& geometry);
 
-// Makes every backend, loads every model on each of its backends, starts and warms up the engine. Takes seconds to
-// minutes, with the size of the weights. Errors name the model or backend.
-absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock, Metrics* metrics);
+// Makes every backend, loads every model on each of its backends, starts and warms up the engine.
+// Takes seconds to minutes, with the size of the weights. Errors name the model or backend.
+absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
+                                                    Metrics* metrics);
 
 }  // namespace saccade

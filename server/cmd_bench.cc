@@ -58,10 +58,12 @@ struct Bench {
       item.pages.push_back({BlockId(next++), len, block.begin});
     }
     for (uint32_t t = timeline->num_tokens(); t < end; t += block_tokens) {
-      item.pages.push_back({BlockId(next++), static_cast<uint16_t>(std::min(block_tokens, end - t)), t});
+      item.pages.push_back(
+          {BlockId(next++), static_cast<uint16_t>(std::min(block_tokens, end - t)), t});
     }
     for (size_t s = 0; s < timeline->segments().size(); ++s) {
-      item.embeddings.push_back(timeline->segments()[s].modality == Modality::kVision ? EmbeddingId(0) : EmbeddingId());
+      item.embeddings.push_back(
+          timeline->segments()[s].modality == Modality::kVision ? EmbeddingId(0) : EmbeddingId());
     }
     item.samples.push_back({0, item.slot, sample_index, 0.0F, 0});
     return item;
@@ -73,12 +75,14 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(options.model_dir));
   ModelOptions model_options;
   model_options.compute = options.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, LoadModel(checkpoint, *backend, model_options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                   LoadModel(checkpoint, *backend, model_options));
   const ModelSpec& spec = model->spec();
 
   Bench bench;
   bench.block_tokens = spec.kv.block_tokens;
-  ASSIGN_OR_RETURN(const Prompt prompt, model->BuildPrompt("pick up the red block and place it in the bowl"));
+  ASSIGN_OR_RETURN(const Prompt prompt,
+                   model->BuildPrompt("pick up the red block and place it in the bowl"));
   TimelineBuilder builder(spec.fingerprint, spec.kv.block_tokens);
   std::vector<EncodeItem> encodes;
   for (const PromptSegment& segment : prompt) {
@@ -101,8 +105,8 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
   bench.timeline = builder.Build();
   const uint32_t prompt_tokens = bench.timeline->num_tokens();
   const uint32_t actions = spec.max_action_tokens;
-  bench.blocks_per_sequence =
-      static_cast<uint32_t>(bench.timeline->blocks().size()) + (actions + bench.block_tokens - 1) / bench.block_tokens;
+  bench.blocks_per_sequence = static_cast<uint32_t>(bench.timeline->blocks().size()) +
+                              (actions + bench.block_tokens - 1) / bench.block_tokens;
 
   DeviceModelOptions device_options;
   device_options.num_blocks = bench.blocks_per_sequence * kMaxSequences;
@@ -131,22 +135,27 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
 
   StepPlan encode;
   encode.encodes = {encodes.front()};
-  ASSIGN_OR_RETURN(const Times encode_times, Measure(options.repetitions, [&] { return run(encode); }));
+  ASSIGN_OR_RETURN(const Times encode_times,
+                   Measure(options.repetitions, [&] { return run(encode); }));
   add("encode", 0, 1, encode_times);
 
   StepPlan prefill;
-  for (uint32_t s = kMaxSequences; s-- > 0;) {  // every sequence needs its K/V for the decode below; the last is timed
+  for (uint32_t s = kMaxSequences;
+       s-- > 0;) {  // every sequence needs its K/V for the decode below; the last is timed
     prefill.trunk = {bench.Item(s, 0, prompt_tokens, 0)};
     RETURN_IF_ERROR(run(prefill));
   }
-  ASSIGN_OR_RETURN(const Times prefill_times, Measure(options.repetitions, [&] { return run(prefill); }));
+  ASSIGN_OR_RETURN(const Times prefill_times,
+                   Measure(options.repetitions, [&] { return run(prefill); }));
   add("prefill", prompt_tokens, 1, prefill_times);
 
   if (actions > 1) {
     for (uint32_t sequences : {1u, 4u, kMaxSequences}) {
       StepPlan decode;
-      for (uint32_t s = 0; s < sequences; ++s) decode.trunk.push_back(bench.Item(s, prompt_tokens, 1, 1));
-      ASSIGN_OR_RETURN(const Times times, Measure(options.repetitions, [&] { return run(decode); }));
+      for (uint32_t s = 0; s < sequences; ++s)
+        decode.trunk.push_back(bench.Item(s, prompt_tokens, 1, 1));
+      ASSIGN_OR_RETURN(const Times times,
+                       Measure(options.repetitions, [&] { return run(decode); }));
       add("decode", sequences, sequences, times);
     }
   }
@@ -164,7 +173,8 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
 int RunBench(const BenchOptions& options) {
   const absl::StatusOr<nlohmann::json> result = Run(options);
   if (!result.ok()) {
-    std::fprintf(stderr, "saccade-server bench: %s\n", std::string(FromAbsl(result.status().message())).c_str());
+    std::fprintf(stderr, "saccade-server bench: %s\n",
+                 std::string(FromAbsl(result.status().message())).c_str());
     return 1;
   }
   std::printf("%s\n", result->dump(2).c_str());

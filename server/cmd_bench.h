@@ -1,5 +1,6 @@
 #pragma once
-// `saccade-server bench`: step times of one checkpoint on one backend, without engine, scheduler or network.
+// `saccade-server bench`: step times of one checkpoint on one backend, without engine, scheduler or
+// network.
 #include <cstdint>
 #include <string>
 
@@ -14,7 +15,8 @@ struct BenchOptions {
   uint32_t repetitions = 20;
 };
 
-// Prints one JSON object: per step shape the minimum and median milliseconds. Returns the exit code.
+// Prints one JSON object: per step shape the minimum and median milliseconds. Returns the exit
+// code.
 int RunBench(const BenchOptions& options);
 
 }  // namespace saccade

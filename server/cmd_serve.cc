@@ -18,7 +18,8 @@
 namespace saccade {
 namespace {
 
-// SIGTERM and SIGINT as an ordinary blocking call. Made before any thread, so that every thread has them blocked.
+// SIGTERM and SIGINT as an ordinary blocking call. Made before any thread, so that every thread has
+// them blocked.
 class StopSignals {
  public:
   StopSignals() {
@@ -67,10 +68,11 @@ int RunServe(const std::string& config_path, std::string_view version) {
   const StopSignals signals;
   const absl::StatusOr<Config> config = LoadOrSay(config_path);
   if (!config.ok()) return 2;
-  if (const absl::Status status = InitLogging(config->server.log); !status.ok()) return Fail(status);
+  if (const absl::Status status = InitLogging(config->server.log); !status.ok())
+    return Fail(status);
 
-  // Until there is an engine nothing needs draining: a stop signal ends the process at once. Afterwards it wakes the main
-  // thread. One thread takes the signal in both cases.
+  // Until there is an engine nothing needs draining: a stop signal ends the process at once.
+  // Afterwards it wakes the main thread. One thread takes the signal in both cases.
   std::atomic<bool> loaded{false};
   std::atomic<int> stop{0};
   std::thread watcher([&] {
@@ -93,9 +95,11 @@ int RunServe(const std::string& config_path, std::string_view version) {
     if (!started.ok()) return Fail(started.status());
     exposer = *std::move(started);
   }
-  absl::StatusOr<std::unique_ptr<RpcServer>> rpc = RpcServer::Start(*config, clock, &metrics, std::string(version));
+  absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
+      RpcServer::Start(*config, clock, &metrics, std::string(version));
   if (!rpc.ok()) return Fail(rpc.status());
-  LogInfo("listening, loading models", {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
+  LogInfo("listening, loading models",
+          {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
   absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics);
   if (!engine.ok()) {

@@ -5,7 +5,8 @@
 
 namespace saccade {
 
-// Serves until SIGTERM or SIGINT, then drains. 0 after a clean drain, 1 when it cannot start, 2 on a bad configuration.
+// Serves until SIGTERM or SIGINT, then drains. 0 after a clean drain, 1 when it cannot start, 2 on
+// a bad configuration.
 int RunServe(const std::string& config_path, std::string_view version);
 
 // Checks a configuration and prints the effective one. 0 good, 2 bad.

@@ -1,4 +1,5 @@
-// saccade-server: one binary, a few commands. Exit codes: 0 good, 1 it failed, 2 wrong usage or configuration.
+// saccade-server: one binary, a few commands. Exit codes: 0 good, 1 it failed, 2 wrong usage or
+// configuration.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -23,13 +24,15 @@ struct BackendFlags {
   uint32_t threads = 0;
 
   void AddTo(CLI::App& app) {
-    app.add_option("--backend", kind, "cpu, ref, or ref-guarded (device memory unreadable from the host)")
+    app.add_option("--backend", kind,
+                   "cpu, ref, or ref-guarded (device memory unreadable from the host)")
         ->check(CLI::IsMember({"cpu", "ref", "ref-guarded"}))
         ->capture_default_str();
     app.add_option("--isa", isa, "highest instruction set of the cpu backend")
         ->check(CLI::IsMember({"auto", "avx2", "avx512", "avx512_bf16", "amx_bf16"}))
         ->capture_default_str();
-    app.add_option("--threads", threads, "computing threads; 0: usable cores")->check(CLI::Range(0, 1024));
+    app.add_option("--threads", threads, "computing threads; 0: usable cores")
+        ->check(CLI::Range(0, 1024));
   }
   BackendConfig Config() const {
     BackendConfig config;
@@ -37,7 +40,8 @@ struct BackendFlags {
     config.kind = kind == "cpu" ? BackendKind::kCpu : BackendKind::kRef;
     config.guarded = kind == "ref-guarded";
     config.threads = threads;
-    for (IsaLevel level : {IsaLevel::kAuto, IsaLevel::kAvx2, IsaLevel::kAvx512, IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16}) {
+    for (IsaLevel level : {IsaLevel::kAuto, IsaLevel::kAvx2, IsaLevel::kAvx512,
+                           IsaLevel::kAvx512Bf16, IsaLevel::kAmxBf16}) {
       if (isa == saccade::Name(level)) config.isa = level;
     }
     return config;
@@ -55,7 +59,8 @@ int Main(int argc, char** argv) {
   serve->add_option("--config", config_path, "configuration file")->capture_default_str();
   serve->callback([&] { exit_code = saccade::RunServe(config_path, SACCADE_VERSION); });
 
-  CLI::App* check = app.add_subcommand("check-config", "check a configuration and print it in full");
+  CLI::App* check =
+      app.add_subcommand("check-config", "check a configuration and print it in full");
   check->add_option("--config,config", config_path, "configuration file")->capture_default_str();
   check->callback([&] { exit_code = saccade::RunCheckConfig(config_path); });
 
@@ -65,7 +70,8 @@ int Main(int argc, char** argv) {
   health->callback([&] { exit_code = saccade::RunHealth(health_address); });
 
   saccade::InspectOptions inspect_options;
-  CLI::App* inspect = app.add_subcommand("inspect", "what a checkpoint folder holds, needs and lacks");
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "what a checkpoint folder holds, needs and lacks");
   inspect->add_option("dir", inspect_options.model_dir, "checkpoint folder")->required();
   inspect->add_flag("--json", inspect_options.json, "print JSON");
   inspect->callback([&] { exit_code = saccade::RunInspect(inspect_options); });
@@ -73,9 +79,11 @@ int Main(int argc, char** argv) {
   saccade::VerifyOptions verify_options;
   BackendFlags verify_backend;
   std::string verify_dtype = "both";
-  CLI::App* verify = app.add_subcommand("verify", "compare a checkpoint's stage tensors with recorded ones");
+  CLI::App* verify =
+      app.add_subcommand("verify", "compare a checkpoint's stage tensors with recorded ones");
   verify->add_option("--model", verify_options.model_dir, "checkpoint folder")->required();
-  verify->add_option("--golden", verify_options.golden_path, "golden.safetensors or golden.json")->required();
+  verify->add_option("--golden", verify_options.golden_path, "golden.safetensors or golden.json")
+      ->required();
   verify->add_option("--dtype", verify_dtype, "precision to run")
       ->check(CLI::IsMember({"f32", "bf16", "both"}))
       ->capture_default_str();

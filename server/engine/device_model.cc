@@ -14,7 +14,8 @@ class MetaWriter {
   MetaWriter(Buffer& host, Buffer& device, size_t capacity_words)
       : host_(&host), device_(&device), capacity_(capacity_words) {}
 
-  // Room for `count` words; nullptr when the staging is too small, which a plan within its limits never is.
+  // Room for `count` words; nullptr when the staging is too small, which a plan within its limits
+  // never is.
   int32_t* Reserve(size_t count, TensorView& view) {
     const size_t padded = (count + 15) / 16 * 16;  // keeps every array 64-byte aligned
     if (used_ + padded > capacity_) return nullptr;
@@ -65,20 +66,23 @@ TapSink* TapOf(const StepPlan& plan) {
 
 }  // namespace
 
-DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options)
+DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model,
+                         const DeviceModelOptions& options)
     : backend_(backend),
       stream_(stream),
       model_(model),
       options_(options),
       token_columns_(model.spec().max_action_tokens) {}
 
-absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream, const Model& model,
-                                                                 const DeviceModelOptions& options) {
-  if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 || options.max_logit_rows == 0 ||
-      options.sequence_slots == 0 || options.embedding_slots == 0) {
-    return absl::InvalidArgumentError("a device model needs at least one block, row, frame, logit row and slot");
+absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(
+    Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options) {
+  if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 ||
+      options.max_logit_rows == 0 || options.sequence_slots == 0 || options.embedding_slots == 0) {
+    return absl::InvalidArgumentError(
+        "a device model needs at least one block, row, frame, logit row and slot");
   }
-  auto device_model = std::unique_ptr<DeviceModel>(new DeviceModel(backend, stream, model, options));
+  auto device_model =
+      std::unique_ptr<DeviceModel>(new DeviceModel(backend, stream, model, options));
   RETURN_IF_ERROR(device_model->Allocate());
   return device_model;
 }
@@ -93,18 +97,23 @@ absl::Status DeviceModel::Allocate() {
   const ModelSpec& spec = model_.spec();
   ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
   device_bytes_ += size_t{options_.num_blocks} * spec.kv.block_tokens * spec.kv.BytesPerToken();
-  ASSIGN_OR_RETURN(embeddings_, NewBuffer(size_t{options_.embedding_slots} * spec.vision_tokens * spec.hidden * sizeof(float),
+  ASSIGN_OR_RETURN(embeddings_, NewBuffer(size_t{options_.embedding_slots} * spec.vision_tokens *
+                                              spec.hidden * sizeof(float),
                                           MemKind::kDevice));
   const size_t sampled = size_t{options_.sequence_slots} * token_columns_;
-  ASSIGN_OR_RETURN(tokens_, NewBuffer((sampled + options_.max_rows) * sizeof(int32_t), MemKind::kDevice));
+  ASSIGN_OR_RETURN(tokens_,
+                   NewBuffer((sampled + options_.max_rows) * sizeof(int32_t), MemKind::kDevice));
   ASSIGN_OR_RETURN(sampled_host_, NewBuffer(sampled * sizeof(int32_t), MemKind::kPinned));
   ASSIGN_OR_RETURN(arena_buffer_,
-                   NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows),
+                   NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
+                                                   options_.max_logit_rows),
                              MemKind::kDevice));
   uint32_t frame_bytes = 0;
-  for (const CameraSpec& camera : spec.cameras) frame_bytes = std::max(frame_bytes, camera.width * camera.height * 3);
+  for (const CameraSpec& camera : spec.cameras)
+    frame_bytes = std::max(frame_bytes, camera.width * camera.height * 3);
   ASSIGN_OR_RETURN(rgb_, NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kDevice));
-  ASSIGN_OR_RETURN(rgb_host_, NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kPinned));
+  ASSIGN_OR_RETURN(rgb_host_,
+                   NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kPinned));
 
   // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
   const size_t max_seqs = options_.max_rows;
@@ -161,16 +170,16 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
       std::memcpy(rgb_host_->data() + staged_bytes, item.frame->rgb.data(), frame_bytes);
       staged_bytes += frame_bytes;
       out.push_back(embeddings_->View(DType::kF32, {spec.vision_tokens, spec.hidden},
-                                      static_cast<size_t>(item.slot.value()) * spec.vision_tokens * spec.hidden *
-                                          sizeof(float)));
+                                      static_cast<size_t>(item.slot.value()) * spec.vision_tokens *
+                                          spec.hidden * sizeof(float)));
     }
     if (out.empty()) continue;
     const auto frames = static_cast<int64_t>(out.size());
     EncodeBatch batch;
     batch.rgb = rgb_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin);
     batch.out = out;
-    RETURN_IF_ERROR(
-        stream_.Copy(batch.rgb, rgb_host_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin)));
+    RETURN_IF_ERROR(stream_.Copy(
+        batch.rgb, rgb_host_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin)));
     RETURN_IF_ERROR(model_.Encode(ctx, batch));
   }
   return absl::OkStatus();
@@ -180,8 +189,8 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
   const ModelSpec& spec = model_.spec();
   const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
   const auto text_base = static_cast<int32_t>(options_.sequence_slots * token_columns_);
-  std::vector<int32_t> row_begin{0}, page_begin{0}, pages, page_len, page_pos, row_pos, row_slot, token_index,
-      embedding_index, text, logit_rows, source_row, draw, dest, copies;
+  std::vector<int32_t> row_begin{0}, page_begin{0}, pages, page_len, page_pos, row_pos, row_slot,
+      token_index, embedding_index, text, logit_rows, source_row, draw, dest, copies;
   std::vector<float> temperature;
   std::vector<int64_t> seed;
   int32_t max_pages = 0;
@@ -198,7 +207,8 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
     size_t page = 0;
     size_t segment = 0;
     for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
-      while (page < item.pages.size() && t >= item.pages[page].position + item.pages[page].len) ++page;
+      while (page < item.pages.size() && t >= item.pages[page].position + item.pages[page].len)
+        ++page;
       if (page == item.pages.size()) return absl::InternalError("a row of a step has no page");
       row_pos.push_back(static_cast<int32_t>(t));
       row_slot.push_back(item.pages[page].block.value() * block_tokens +
@@ -265,17 +275,20 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
     std::memcpy(temperatures, temperature.data(), temperature.size() * sizeof(float));
   }
   PagedBatch& paged = batch.paged;
-  fits = fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
-         writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) && writer.Add(page_pos, paged.page_pos) &&
-         writer.Add(row_pos, paged.row_pos) && writer.Add(row_slot, paged.row_slot) &&
-         writer.Add(token_index, batch.token_index) && writer.Add(embedding_index, batch.embedding_index) &&
-         writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
-         writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) && writer.Add(text, text_view) &&
-         writer.Add(copies, copies_view);
+  fits =
+      fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
+      writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) &&
+      writer.Add(page_pos, paged.page_pos) && writer.Add(row_pos, paged.row_pos) &&
+      writer.Add(row_slot, paged.row_slot) && writer.Add(token_index, batch.token_index) &&
+      writer.Add(embedding_index, batch.embedding_index) &&
+      writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
+      writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) &&
+      writer.Add(text, text_view) && writer.Add(copies, copies_view);
   if (!fits) return PlanTooLarge("page table entries");
   const auto samples = static_cast<int64_t>(num_samples);
   batch.sample.seed = TensorView::Dense(seed_words.data, DType::kI64, MemKind::kDevice, {samples});
-  batch.sample.temperature = TensorView::Dense(temperature_words.data, DType::kF32, MemKind::kDevice, {samples});
+  batch.sample.temperature =
+      TensorView::Dense(temperature_words.data, DType::kF32, MemKind::kDevice, {samples});
   RETURN_IF_ERROR(writer.Upload(stream_));
 
   const int64_t all_tokens = text_base + static_cast<int64_t>(options_.max_rows);
@@ -287,19 +300,22 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
   }
   if (!plan.copies.empty()) {
     const auto count = static_cast<int32_t>(plan.copies.size());
-    RETURN_IF_ERROR(backend_.ops().CopyBlocks(stream_, *kv_, copies_view.Reshape({count, 2}), count));
+    RETURN_IF_ERROR(
+        backend_.ops().CopyBlocks(stream_, *kv_, copies_view.Reshape({count, 2}), count));
   }
   paged.num_seqs = static_cast<int32_t>(plan.trunk.size());
   paged.num_rows = static_cast<int32_t>(row_pos.size());
   paged.num_pages = static_cast<int32_t>(pages.size());
   paged.max_pages = max_pages;
   batch.kv = kv_.get();
-  batch.embeddings = embeddings_->View(DType::kF32, {int64_t{options_.embedding_slots} * spec.vision_tokens, spec.hidden});
+  batch.embeddings = embeddings_->View(
+      DType::kF32, {int64_t{options_.embedding_slots} * spec.vision_tokens, spec.hidden});
   batch.num_logit_rows = static_cast<int32_t>(logit_rows.size());
   return absl::OkStatus();
 }
 
-absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens) {
+absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan,
+                                   std::vector<SampledToken>& tokens) {
   if (plan.trunk.empty() && plan.copies.empty()) return absl::OkStatus();
   TrunkBatch batch;
   size_t num_samples = 0;

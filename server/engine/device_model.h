@@ -1,6 +1,7 @@
 #pragma once
-// DeviceModel: everything one model needs on one worker's device (K/V bytes, embedding pool, sampled tokens, scratch,
-// staging) and the translation of a StepPlan into model calls. Owned and used by the worker thread only, after Create.
+// DeviceModel: everything one model needs on one worker's device (K/V bytes, embedding pool,
+// sampled tokens, scratch, staging) and the translation of a StepPlan into model calls. Owned and
+// used by the worker thread only, after Create.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,7 +25,8 @@ struct DeviceModelOptions {
 
 class DeviceModel {
  public:
-  static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream, const Model& model,
+  static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream,
+                                                             const Model& model,
                                                              const DeviceModelOptions& options);
   // Runs the whole step and waits for it. On error nothing in `tokens` is valid.
   absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
@@ -32,7 +34,8 @@ class DeviceModel {
   size_t device_bytes() const { return device_bytes_; }
 
  private:
-  DeviceModel(Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options);
+  DeviceModel(Backend& backend, Stream& stream, const Model& model,
+              const DeviceModelOptions& options);
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Buffer>> NewBuffer(size_t bytes, MemKind kind);
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
@@ -45,15 +48,16 @@ class DeviceModel {
   const DeviceModelOptions options_;
   const uint32_t token_columns_;  // of the token array: action tokens per sequence
   size_t device_bytes_ = 0;
-  size_t meta_words_ = 0;         // capacity of the index staging, in 4-byte words
+  size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
 
   std::unique_ptr<KvStorage> kv_;
-  std::unique_ptr<Buffer> embeddings_;   // [embedding_slots * vision_tokens, hidden] F32
-  std::unique_ptr<Buffer> tokens_;       // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
+  std::unique_ptr<Buffer> embeddings_;  // [embedding_slots * vision_tokens, hidden] F32
+  std::unique_ptr<Buffer>
+      tokens_;  // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
   std::unique_ptr<Buffer> arena_buffer_;
-  std::unique_ptr<Buffer> meta_;         // index arrays of a step
-  std::unique_ptr<Buffer> rgb_;          // [max_frames, H, W, 3] U8
-  std::unique_ptr<Buffer> meta_host_;    // pinned staging of the three above
+  std::unique_ptr<Buffer> meta_;       // index arrays of a step
+  std::unique_ptr<Buffer> rgb_;        // [max_frames, H, W, 3] U8
+  std::unique_ptr<Buffer> meta_host_;  // pinned staging of the three above
   std::unique_ptr<Buffer> rgb_host_;
   std::unique_ptr<Buffer> sampled_host_;
 };

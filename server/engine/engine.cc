@@ -11,8 +11,8 @@
 #include <utility>
 #include <variant>
 
-#include "base/strings.h"
 #include "base/inbox.h"
+#include "base/strings.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
 #include "engine/worker.h"
@@ -35,8 +35,8 @@ absl::Status Draining() {
 
 class Engine::Impl {
  public:
-  Impl(const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends, std::vector<ServedModel> models,
-       const Clock& clock, Metrics* metrics)
+  Impl(const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
+       std::vector<ServedModel> models, const Clock& clock, Metrics* metrics)
       : options_(options),
         backends_(std::move(backends)),
         models_(std::move(models)),
@@ -110,8 +110,9 @@ class Engine::Impl {
     std::promise<absl::Status> status;
   };
   struct StopMessage {};
-  using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage, StepMessage, DrainMessage,
-                               StatsMessage, InvariantsMessage, StopMessage>;
+  using Message =
+      std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
+                   StepMessage, DrainMessage, StatsMessage, InvariantsMessage, StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
@@ -164,7 +165,8 @@ class Engine::Impl {
   std::thread thread_;
 };
 
-// ------------------------------------------------------------------------------------------------------------ start
+// ------------------------------------------------------------------------------------------------------------
+// start
 
 absl::Status Engine::Impl::Start() {
   if (models_.empty()) return absl::InvalidArgumentError("no model to serve");
@@ -177,7 +179,8 @@ absl::Status Engine::Impl::Start() {
     const ServedModel& model = models_[m];
     const ModelId id(static_cast<int32_t>(m));
     if (model.instances.empty() || model.instances.size() != model.workers.size()) {
-      return absl::InvalidArgumentError(StrCat("model ", model.name, ": one instance per worker is needed"));
+      return absl::InvalidArgumentError(
+          StrCat("model ", model.name, ": one instance per worker is needed"));
     }
     for (size_t i = 0; i < model.instances.size(); ++i) {
       const auto worker = static_cast<size_t>(model.workers[i].value());
@@ -215,9 +218,10 @@ absl::Status Engine::Impl::Start() {
   workers_.resize(backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
-    ASSIGN_OR_RETURN(workers_[i].worker, Worker::Start(id, *backends_[i], on_worker[i], clock_, [this, id](StepResult r) {
-      Put(StepMessage{id, std::move(r)});
-    }));
+    ASSIGN_OR_RETURN(workers_[i].worker, Worker::Start(id, *backends_[i], on_worker[i], clock_,
+                                                       [this, id](StepResult r) {
+                                                         Put(StepMessage{id, std::move(r)});
+                                                       }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }
@@ -230,7 +234,9 @@ namespace {
 class WarmUpSink final : public ResponseSink {
  public:
   void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
-  void OnDone(RequestId, absl::StatusOr<ActResult> result) override { done_.set_value(result.status()); }
+  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
+    done_.set_value(result.status());
+  }
   std::future<absl::Status> future() { return done_.get_future(); }
 
  private:
@@ -239,8 +245,9 @@ class WarmUpSink final : public ResponseSink {
 
 }  // namespace
 
-// Runs every model's whole path a few times before anybody may ask: pages weights in, fills lazily made tables, and gives
-// the cost model its first observations. Answers do not matter here; a device that fails does.
+// Runs every model's whole path a few times before anybody may ask: pages weights in, fills lazily
+// made tables, and gives the cost model its first observations. Answers do not matter here; a
+// device that fails does.
 absl::Status Engine::Impl::WarmUp() {
   constexpr int kRuns = 3;
   ClassId klass(0);
@@ -254,8 +261,9 @@ absl::Status Engine::Impl::WarmUp() {
     const ModelSpec& spec = model.spec();
     ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt("warm up"));
     for (size_t run = 0; run < kRuns * model.instances.size(); ++run) {
-      TimelineBuilder builder(DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
-                              model.kv.block_tokens);
+      TimelineBuilder builder(
+          DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
+          model.kv.block_tokens);
       for (const PromptSegment& segment : prompt) {
         if (segment.modality != Modality::kVision) {
           builder.AddText(segment.tokens);
@@ -283,7 +291,8 @@ absl::Status Engine::Impl::WarmUp() {
       const absl::Status status = done.get();
       const Reason reason = GetErrorInfo(status).reason;
       if (!status.ok() && reason != Reason::kInvalidActionToken && reason != Reason::kNonFinite) {
-        return absl::Status(status.code(), StrCat("warm-up of model ", model.name, ": ", status.message()));
+        return absl::Status(status.code(),
+                            StrCat("warm-up of model ", model.name, ": ", status.message()));
       }
     }
   }
@@ -291,14 +300,16 @@ absl::Status Engine::Impl::WarmUp() {
   return absl::OkStatus();
 }
 
-// ------------------------------------------------------------------------------------------------------- any thread
+// -------------------------------------------------------------------------------------------------------
+// any thread
 
 absl::StatusOr<RequestId> Engine::Impl::Submit(ActRequest request) {
   if (draining()) return Draining();
   if (request.sink == nullptr || request.timeline == nullptr || request.model.value() < 0 ||
       static_cast<size_t>(request.model.value()) >= models_.size() || request.klass.value() < 0 ||
       static_cast<size_t>(request.klass.value()) >= options_.classes.size()) {
-    return absl::InvalidArgumentError("an act request needs a sink, a timeline, a known model and a known class");
+    return absl::InvalidArgumentError(
+        "an act request needs a sink, a timeline, a known model and a known class");
   }
   if (pending_submits_.fetch_add(1, std::memory_order_acq_rel) >= options_.inbox_capacity) {
     pending_submits_.fetch_sub(1, std::memory_order_acq_rel);
@@ -330,7 +341,8 @@ bool Engine::Impl::Ready() const {
 }
 
 absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
-  if (stopped_.load(std::memory_order_acquire)) return absl::UnavailableError("the engine has stopped");
+  if (stopped_.load(std::memory_order_acquire))
+    return absl::UnavailableError("the engine has stopped");
   StatsMessage message;
   std::future<SchedulerStats> stats = message.stats.get_future();
   Put(std::move(message));
@@ -338,14 +350,16 @@ absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
 }
 
 absl::Status Engine::Impl::CheckInvariants() {
-  if (stopped_.load(std::memory_order_acquire)) return absl::UnavailableError("the engine has stopped");
+  if (stopped_.load(std::memory_order_acquire))
+    return absl::UnavailableError("the engine has stopped");
   InvariantsMessage message;
   std::future<absl::Status> status = message.status.get_future();
   Put(std::move(message));
   return status.get();
 }
 
-// ---------------------------------------------------------------------------------------------------- engine thread
+// ----------------------------------------------------------------------------------------------------
+// engine thread
 
 void Engine::Impl::Loop() {
   pthread_setname_np(pthread_self(), "saccade-engine");
@@ -378,8 +392,9 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
   ActRequest& request = *message.request;
   const ServedModel& model = models_[static_cast<size_t>(request.model.value())];
   const auto& statistics = model.spec().statistics;
-  const auto spec = std::find_if(statistics.begin(), statistics.end(),
-                                 [&](const StatisticsSpec& s) { return s.key == request.statistics_key; });
+  const auto spec =
+      std::find_if(statistics.begin(), statistics.end(),
+                   [&](const StatisticsSpec& s) { return s.key == request.statistics_key; });
   absl::Status status;
   if (draining_.load(std::memory_order_acquire)) {
     status = Draining();
@@ -414,7 +429,8 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
 void Engine::Impl::Handle(CancelMessage& message, TimePoint now) {
   ErrorInfo info;
   info.reason = Reason::kCancelled;
-  scheduler_->Fail(message.id, MakeError(absl::StatusCode::kCancelled, "cancelled by the client", info), now);
+  scheduler_->Fail(message.id,
+                   MakeError(absl::StatusCode::kCancelled, "cancelled by the client", info), now);
 }
 
 void Engine::Impl::Handle(SupersedeMessage& message, TimePoint now) {
@@ -422,18 +438,22 @@ void Engine::Impl::Handle(SupersedeMessage& message, TimePoint now) {
   if (it == active_.end() || it->second.started) return;
   ErrorInfo info;
   info.reason = Reason::kSuperseded;
-  scheduler_->Fail(message.id, MakeError(absl::StatusCode::kCancelled, "replaced by a newer request", info), now);
+  scheduler_->Fail(message.id,
+                   MakeError(absl::StatusCode::kCancelled, "replaced by a newer request", info),
+                   now);
 }
 
 void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
   ErrorInfo info;
   info.reason = Reason::kCancelled;
-  scheduler_->FailSession(message.id, MakeError(absl::StatusCode::kCancelled, "the session ended", info), now);
+  scheduler_->FailSession(message.id,
+                          MakeError(absl::StatusCode::kCancelled, "the session ended", info), now);
 }
 
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front().id != message.result.id) return;  // of a lost worker
+  if (state.outstanding.empty() || state.outstanding.front().id != message.result.id)
+    return;  // of a lost worker
   const StepPlan plan = std::move(state.outstanding.front());
   state.outstanding.pop_front();
   const StepResult& result = message.result;
@@ -443,14 +463,15 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   const ServedModel& model = models_[static_cast<size_t>(plan.model.value())];
   if (result.status.ok() && model.invalid_tokens == InvalidTokenPolicy::kFail) {
     for (const SampledToken& token : result.tokens) {
-      if (token.token == kInvalidSample || model.instances.front()->IsActionToken(token.token)) continue;
+      if (token.token == kInvalidSample || model.instances.front()->IsActionToken(token.token))
+        continue;
       if (!active_.contains(token.request)) continue;
       ErrorInfo info;
       info.reason = Reason::kInvalidActionToken;
       scheduler_->Fail(token.request,
                        MakeError(absl::StatusCode::kInternal,
-                                 StrCat("action token ", token.index, " of sample ", token.sample, " is id ",
-                                              token.token, ", which is no action token"),
+                                 StrCat("action token ", token.index, " of sample ", token.sample,
+                                        " is id ", token.token, ", which is no action token"),
                                  info),
                        now);
     }
@@ -462,7 +483,9 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
     for (const SampledToken& token : result.tokens) {
       const auto it = active_.find(token.request);
       if (it == active_.end() || token.token == kInvalidSample) continue;
-      if (model.invalid_tokens == InvalidTokenPolicy::kFail && !model.instances.front()->IsActionToken(token.token)) continue;
+      if (model.invalid_tokens == InvalidTokenPolicy::kFail &&
+          !model.instances.front()->IsActionToken(token.token))
+        continue;
       it->second.request.sink->OnToken(token.request, token.sample, token.index, token.token);
     }
   } else if (++state.failures >= kFailuresUntilLost) {
@@ -479,9 +502,13 @@ void Engine::Impl::LoseWorker(WorkerId id, TimePoint now) {
   scheduler_->OnWorkerLost(id, now);
 }
 
-void Engine::Impl::Handle(DrainMessage& message, TimePoint) { drains_.push_back(std::move(message)); }
+void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
+  drains_.push_back(std::move(message));
+}
 
-void Engine::Impl::Handle(StatsMessage& message, TimePoint) { message.stats.set_value(scheduler_->stats()); }
+void Engine::Impl::Handle(StatsMessage& message, TimePoint) {
+  message.stats.set_value(scheduler_->stats());
+}
 
 void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
   message.status.set_value(scheduler_->CheckInvariants());
@@ -490,7 +517,8 @@ void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
 void Engine::Impl::Handle(StopMessage&, TimePoint) { stop_ = true; }
 
 void Engine::Impl::RevokeForUrgentWork(WorkerState& state, TimePoint now) {
-  if (state.outstanding.size() < 2 || !scheduler_->ShouldRevoke(state.outstanding.back(), now)) return;
+  if (state.outstanding.size() < 2 || !scheduler_->ShouldRevoke(state.outstanding.back(), now))
+    return;
   const std::unique_ptr<StepPlan> revoked = state.worker->Revoke();
   if (revoked == nullptr) return;  // it has started
   scheduler_->OnStepRevoked(state.outstanding.back(), now);
@@ -514,7 +542,8 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
     RevokeForUrgentWork(state, now);
     while (state.outstanding.size() < options_.pipeline_depth) {
       state.free_at = std::max(state.free_at, now);
-      std::optional<StepPlan> plan = scheduler_->Plan(WorkerId(static_cast<int32_t>(i)), now, state.free_at);
+      std::optional<StepPlan> plan =
+          scheduler_->Plan(WorkerId(static_cast<int32_t>(i)), now, state.free_at);
       if (!plan) break;
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
@@ -541,8 +570,8 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   absl::Status status = std::move(outcome.status);
   for (const std::vector<int32_t>& tokens : outcome.tokens) {
     if (!status.ok()) break;
-    absl::StatusOr<ActionChunk> chunk =
-        model.instances.front()->DecodeActions(tokens, request.statistics_key, model.invalid_tokens);
+    absl::StatusOr<ActionChunk> chunk = model.instances.front()->DecodeActions(
+        tokens, request.statistics_key, model.invalid_tokens);
     if (chunk.ok()) {
       result.chunks.push_back(*std::move(chunk));
     } else {
@@ -566,34 +595,38 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
 void Engine::Impl::FinishDrain(TimePoint now) {
   if (drains_.empty()) return;
   const bool patience_over =
-      std::any_of(drains_.begin(), drains_.end(), [now](const DrainMessage& drain) { return drain.until <= now; });
+      std::any_of(drains_.begin(), drains_.end(),
+                  [now](const DrainMessage& drain) { return drain.until <= now; });
   if (patience_over && !active_.empty()) {
     for (auto& [id, active] : active_) scheduler_->Fail(id, Draining(), now);
     Deliver(now);
   }
-  // A submission may still sit in the inbox: it is refused there, so it is waited for too. A step in flight is not: the
-  // worker finishes it before it is joined.
+  // A submission may still sit in the inbox: it is refused there, so it is waited for too. A step
+  // in flight is not: the worker finishes it before it is joined.
   if (!active_.empty() || pending_submits_.load(std::memory_order_acquire) > 0) return;
   for (DrainMessage& drain : drains_) drain.done.set_value();
   drains_.clear();
 }
 
-// ------------------------------------------------------------------------------------------------------------ engine
+// ------------------------------------------------------------------------------------------------------------
+// engine
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& options,
-                                                      std::vector<std::unique_ptr<Backend>> backends,
-                                                      std::vector<ServedModel> models, const Clock& clock,
-                                                      Metrics* metrics) {
-  auto impl = std::make_unique<Impl>(options, std::move(backends), std::move(models), clock, metrics);
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
+    const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
+    std::vector<ServedModel> models, const Clock& clock, Metrics* metrics) {
+  auto impl =
+      std::make_unique<Impl>(options, std::move(backends), std::move(models), clock, metrics);
   RETURN_IF_ERROR(impl->Start());
   RETURN_IF_ERROR(impl->WarmUp());
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
-absl::StatusOr<RequestId> Engine::Submit(ActRequest request) { return impl_->Submit(std::move(request)); }
+absl::StatusOr<RequestId> Engine::Submit(ActRequest request) {
+  return impl_->Submit(std::move(request));
+}
 void Engine::Cancel(RequestId id) { impl_->Cancel(id); }
 void Engine::Supersede(RequestId id) { impl_->Supersede(id); }
 void Engine::CancelSession(SessionId id) { impl_->CancelSession(id); }

@@ -1,6 +1,7 @@
 #pragma once
-// Engine: one thread that owns every request and all K/V metadata, and one worker per backend instance. Everything mutable
-// is touched on the engine thread only; other threads reach it through a bounded inbox.
+// Engine: one thread that owns every request and all K/V metadata, and one worker per backend
+// instance. Everything mutable is touched on the engine thread only; other threads reach it through
+// a bounded inbox.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -27,9 +28,9 @@ struct ServedModel {
   std::vector<std::unique_ptr<Model>> instances;  // one per entry of `workers`
   std::vector<WorkerId> workers;
   InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
-  KvCacheOptions kv;               // per worker; num_blocks > 0
-  uint32_t embedding_slots = 0;    // per worker
-  uint32_t max_sequences = 0;      // sequences with action tokens at a time, per worker
+  KvCacheOptions kv;             // per worker; num_blocks > 0
+  uint32_t embedding_slots = 0;  // per worker
+  uint32_t max_sequences = 0;    // sequences with action tokens at a time, per worker
   const ModelSpec& spec() const { return instances.front()->spec(); }
 };
 
@@ -37,8 +38,8 @@ struct EngineOptions {
   std::vector<LatencyClass> classes;
   Micros step_ceiling{0};
   uint32_t pipeline_depth = 2;
-  uint32_t max_rows = 512;      // trunk rows of one step
-  uint32_t max_frames = 8;      // encodes of one step
+  uint32_t max_rows = 512;  // trunk rows of one step
+  uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;
   size_t inbox_capacity = 4096;
 };
@@ -53,7 +54,8 @@ struct ActResult {
   TimePoint finished{};
 };
 
-// Implemented by the rpc stream; called on the engine thread; must not block. OnDone is called exactly once.
+// Implemented by the rpc stream; called on the engine thread; must not block. OnDone is called
+// exactly once.
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;
@@ -79,24 +81,27 @@ struct ActRequest {
 
 class Engine {
  public:
-  // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns. `metrics` may be null.
-  static absl::StatusOr<std::unique_ptr<Engine>> Start(const EngineOptions& options,
-                                                       std::vector<std::unique_ptr<Backend>> backends,
-                                                       std::vector<ServedModel> models, const Clock& clock,
-                                                       Metrics* metrics);
+  // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns.
+  // `metrics` may be null.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(
+      const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
+      std::vector<ServedModel> models, const Clock& clock, Metrics* metrics);
   ~Engine();  // drains with no patience
 
-  // Any thread. The id is this request's from now on; every outcome, refusals included, arrives by sink->OnDone, except
-  // a full inbox or a draining engine, which is returned and leaves the sink untouched.
+  // Any thread. The id is this request's from now on; every outcome, refusals included, arrives by
+  // sink->OnDone, except a full inbox or a draining engine, which is returned and leaves the sink
+  // untouched.
   absl::StatusOr<RequestId> Submit(ActRequest request);
   void Cancel(RequestId id);
-  // A newer request of its session takes its place: ends it (CANCELLED, kSuperseded) unless a step of it went to a worker.
+  // A newer request of its session takes its place: ends it (CANCELLED, kSuperseded) unless a step
+  // of it went to a worker.
   void Supersede(RequestId id);
   void CancelSession(SessionId id);  // the client is gone
-  // Stops admitting; returns when nothing is left or at `until`, then fails what is left with kDraining.
+  // Stops admitting; returns when nothing is left or at `until`, then fails what is left with
+  // kDraining.
   void Drain(TimePoint until);
   bool draining() const;
-  bool Ready() const;  // a healthy worker for every model, not draining
+  bool Ready() const;                      // a healthy worker for every model, not draining
   absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
   absl::Status CheckInvariants();          // asks the engine thread
 

@@ -35,12 +35,12 @@ void EngineMetrics::StepDone(const StepPlan& plan, const StepResult& result, boo
   if (metrics_ == nullptr || !counted) return;
   const StepShape& shape = plan.shape;
   metrics_->model(plan.model)
-      .RecordStep(KindOf(shape), plan.predicted_p50, ToMicros(result.finished - result.started), plan.trunk.size(),
-                  uint64_t{shape.prefill_rows} + shape.decode_rows);
+      .RecordStep(KindOf(shape), plan.predicted_p50, ToMicros(result.finished - result.started),
+                  plan.trunk.size(), uint64_t{shape.prefill_rows} + shape.decode_rows);
 }
 
-void EngineMetrics::Finished(const ActRequest& request, const absl::Status& status, const ActResult& result,
-                             bool counted) {
+void EngineMetrics::Finished(const ActRequest& request, const absl::Status& status,
+                             const ActResult& result, bool counted) {
   if (metrics_ == nullptr || !counted) return;
   ClassMetrics& klass = metrics_->klass(request.klass);
   ModelMetrics& model = metrics_->model(request.model);
@@ -94,7 +94,8 @@ void EngineMetrics::SetSchedulerStats(const SchedulerStats& stats) {
       AddSince(*out.hit_tokens, hits, seen.hit_tokens[p]);
       AddSince(*out.miss_tokens, misses, seen.miss_tokens[p]);
       if (lanes > 0) out.hit_rate->Set(ema / lanes);
-      for (size_t r = 0; r < kEvictionReasons; ++r) AddSince(*out.evictions[r], evictions[r], seen.evictions[p][r]);
+      for (size_t r = 0; r < kEvictionReasons; ++r)
+        AddSince(*out.evictions[r], evictions[r], seen.evictions[p][r]);
     }
     for (const SchedulerStats::Lane& lane : stats.lanes) {
       if (lane.model != id) continue;

@@ -1,6 +1,7 @@
 #pragma once
-// EngineMetrics: what the engine's events mean in metrics. Engine thread only. Does nothing without a Metrics, and nothing
-// while the engine warms up, so that start-up work is not counted as service.
+// EngineMetrics: what the engine's events mean in metrics. Engine thread only. Does nothing without
+// a Metrics, and nothing while the engine warms up, so that start-up work is not counted as
+// service.
 #include <vector>
 
 #include "engine/engine.h"
@@ -17,7 +18,8 @@ class EngineMetrics {
   void Admitted(ClassId klass, bool counted);
   void Rejected(ClassId klass, Reason reason, bool counted);
   void StepDone(const StepPlan& plan, const StepResult& result, bool counted);
-  void Finished(const ActRequest& request, const absl::Status& status, const ActResult& result, bool counted);
+  void Finished(const ActRequest& request, const absl::Status& status, const ActResult& result,
+                bool counted);
   // Cache gauges and counters, summed over the workers of each model.
   void SetSchedulerStats(const SchedulerStats& stats);
 

@@ -10,14 +10,15 @@ Worker::Worker(WorkerId id, Backend& backend, const Clock& clock, OnDone on_done
     : id_(id), backend_(backend), clock_(clock), on_done_(std::move(on_done)) {}
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerId id, Backend& backend,
-                                                      std::span<const ModelOnWorker> models, const Clock& clock,
-                                                      OnDone on_done) {
+                                                      std::span<const ModelOnWorker> models,
+                                                      const Clock& clock, OnDone on_done) {
   auto worker = std::unique_ptr<Worker>(new Worker(id, backend, clock, std::move(on_done)));
   ASSIGN_OR_RETURN(worker->stream_, backend.NewStream());
   for (const ModelOnWorker& m : models) {
     const auto index = static_cast<size_t>(m.id.value());
     if (worker->models_.size() <= index) worker->models_.resize(index + 1);
-    ASSIGN_OR_RETURN(worker->models_[index], DeviceModel::Create(backend, *worker->stream_, *m.model, m.options));
+    ASSIGN_OR_RETURN(worker->models_[index],
+                     DeviceModel::Create(backend, *worker->stream_, *m.model, m.options));
   }
   worker->thread_ = std::thread([w = worker.get()] { w->Loop(); });
   return worker;
@@ -27,27 +28,34 @@ Worker::~Worker() {
   stopping_.store(true, std::memory_order_release);
   wakeup_.Notify();
   if (thread_.joinable()) thread_.join();
-  delete queued_.exchange(nullptr, std::memory_order_acquire);
+  for (auto& slot : slots_) delete slot.exchange(nullptr, std::memory_order_acquire);
 }
 
 void Worker::Submit(std::unique_ptr<StepPlan> plan) {
-  delete queued_.exchange(plan.release(), std::memory_order_acq_rel);  // empty by contract
+  delete slots_[submitted_++ % 2].exchange(plan.release(),
+                                           std::memory_order_acq_rel);  // empty by contract
   wakeup_.Notify();
 }
 
 std::unique_ptr<StepPlan> Worker::Revoke() {
-  return std::unique_ptr<StepPlan>(queued_.exchange(nullptr, std::memory_order_acq_rel));
+  std::unique_ptr<StepPlan> plan(
+      slots_[(submitted_ - 1) % 2].exchange(nullptr, std::memory_order_acq_rel));
+  if (plan != nullptr) --submitted_;
+  return plan;
 }
 
 void Worker::Loop() {
   pthread_setname_np(pthread_self(), "saccade-worker");
+  uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();
-    const std::unique_ptr<StepPlan> plan(queued_.exchange(nullptr, std::memory_order_acq_rel));
+    const std::unique_ptr<StepPlan> plan(
+        slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel));
     if (plan == nullptr) {
       wakeup_.WaitUntil(epoch, kNever);
       continue;
     }
+    ++taken;
     StepResult result;
     result.id = plan->id;
     result.started = clock_.Now();

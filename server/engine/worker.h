@@ -1,6 +1,8 @@
 #pragma once
-// Worker: one thread that owns one backend: its stream, scratch and the bytes of its caches. It runs one step and holds at
-// most one more, which the engine may take back until it starts.
+// Worker: one thread that owns one backend: its stream, scratch and the bytes of its caches. It is
+// given at most two steps, the one that runs and the next; the engine may take back one that has
+// not started.
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -27,15 +29,16 @@ class Worker {
     DeviceModelOptions options;
   };
 
-  // Allocates all device memory, then starts the thread. The backend, models and clock outlive the worker.
+  // Allocates all device memory, then starts the thread. The backend, models and clock outlive the
+  // worker.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(WorkerId id, Backend& backend,
-                                                       std::span<const ModelOnWorker> models, const Clock& clock,
-                                                       OnDone on_done);
+                                                       std::span<const ModelOnWorker> models,
+                                                       const Clock& clock, OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
 
-  // Engine thread. The slot for a queued step must be empty: it is after the step before last has finished.
+  // Engine thread. At most two steps may be unfinished.
   void Submit(std::unique_ptr<StepPlan> plan);
-  // Engine thread. The queued step if it has not started, else nullptr.
+  // Engine thread. The step submitted last if it has not started, else nullptr.
   std::unique_ptr<StepPlan> Revoke();
 
  private:
@@ -47,8 +50,12 @@ class Worker {
   const Clock& clock_;
   const OnDone on_done_;
   std::unique_ptr<Stream> stream_;
-  std::vector<std::unique_ptr<DeviceModel>> models_;  // by ModelId; null where the model is elsewhere
-  std::atomic<StepPlan*> queued_{nullptr};
+  std::vector<std::unique_ptr<DeviceModel>>
+      models_;  // by ModelId; null where the model is elsewhere
+  // Step i passes through slot i % 2: the engine puts it there (and may take it back), the worker
+  // takes it out.
+  std::array<std::atomic<StepPlan*>, 2> slots_{};
+  uint64_t submitted_ = 0;  // engine thread only
   std::atomic<bool> stopping_{false};
   Wakeup wakeup_;
   std::thread thread_;
