@@ -1,4 +1,5 @@
-// Any bytes are a configuration file: refused with a place in the file, or read and written back the same.
+// Any bytes are a configuration file: refused with a place in the file, or read and written back
+// the same.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
