@@ -3,11 +3,12 @@
 #include "kernels/cpu/simd/avx512.h"
 // The shared source below is over the Simd above.
 #include "kernels/cpu/impl/bf16_dot.h"
-#include "kernels/cpu/impl/table.h"
+// And over the policy above.
+#include "kernels/cpu/impl/amx.h"
 
 namespace saccade::cpu {
 namespace {
-constexpr Kernels kTable = MakeTable<MulBf16>(Isa::kAmxBf16);
+constexpr Kernels kTable = MakeAmxTable();
 }  // namespace
 
 const Kernels* AmxBf16Kernels() { return &kTable; }

@@ -31,22 +31,24 @@ constexpr int64_t kTileTokens = kPageTokens * kTilePages;
 constexpr int64_t kMaxHeadDim = 512;
 // Every scratch pointer below is 64-byte aligned and this large, and belongs to one thread during
 // the call.
-constexpr size_t kScratchBytes = size_t{3} << 20;
+constexpr size_t kScratchBytes = size_t{4} << 20;
 
-// How a weight matrix [n, k] lies in memory: panels of `panel` columns n, each k-major. With
-// `pairs`, two consecutive k of a column lie side by side: [k/2][panel][2]; else [k][panel]. Both
-// are padded with zeros to whole panels and pairs.
+// How a weight matrix [n, k] lies in memory: panels of `panel` columns n, k padded with zeros to a
+// multiple of `k_multiple`. With k_multiple 1 a panel is [k][panel]; else two consecutive k of a
+// column lie side by side: [k/2][panel][2].
 struct PanelLayout {
   int64_t panel;
-  bool pairs;
+  int64_t k_multiple;
   int64_t
       interleave;  // of a gated weight: this many gate columns, then as many up columns, and so on
+  int64_t unit;    // tasks of a GEMM take a multiple of this many panels, as far as there are more
 };
 
 // Activations of a GEMM in the form that the level multiplies.
 struct PackedRows {
   const void* data;
-  int64_t stride;  // elements from row to row; unused by tile formats
+  int64_t stride;  // elements from row to row
+  bool padded;     // made by pack_rows: followed by zero rows up to a multiple of 16
 };
 
 // What happens to a sum before it is stored; see LinearArgs in server/tensor/ops.h. Null means
@@ -114,14 +116,15 @@ struct Attention {
 
 // Limits of one GEMM task.
 constexpr int64_t kGemmRows = 384;
-constexpr int64_t kQkvSums = int64_t{32} * 32 * kMaxHeadDim;
+constexpr int64_t kQkvSums = int64_t{32} * 33 * kMaxHeadDim;
 
 struct Kernels {
   Isa isa;
   PanelLayout f32_layout, bf16_layout;
 
-  // --- GEMM. Rows of x are used as they are when `RowsReady`, else packed to `packed_rows_bytes`
-  // by `PackRows`, any range of rows [row_begin, row_end) whose begin is a multiple of 32.
+  // --- GEMM. Rows of x are used as they are when `rows_ready`, else packed into
+  // `packed_rows_bytes` by `pack_rows`, which takes any range of rows [row_begin, row_end) whose
+  // begin is a multiple of 32 and whose end is one or the last row.
   bool (*rows_ready)(Type weight, Type x, int64_t k);
   size_t (*packed_rows_bytes)(Type weight, int64_t rows, int64_t k);
   int64_t (*packed_stride)(Type weight, int64_t k);

@@ -6,7 +6,9 @@
 namespace saccade::cpu {
 namespace {
 
-int64_t PaddedK(const PanelLayout& layout, int64_t k) { return layout.pairs ? (k + 1) / 2 * 2 : k; }
+int64_t PaddedK(const PanelLayout& layout, int64_t k) {
+  return (k + layout.k_multiple - 1) / layout.k_multiple * layout.k_multiple;
+}
 
 float ElementF32(const WeightColumn& column, int64_t i) {
   return column.type == Type::kF32 ? static_cast<const float*>(column.data)[i]
@@ -35,7 +37,7 @@ void PackPanel(const PanelLayout& layout, Type type, const WeightColumn* columns
     for (int64_t j = 0; j < layout.panel; ++j) {
       const WeightColumn& column = columns[j];
       if (column.data == nullptr) continue;
-      if (type == Type::kF32) {
+      if (layout.k_multiple == 1) {
         auto* to = static_cast<float*>(out) + j;
         for (int64_t i = k0; i < end; ++i) to[i * layout.panel] = ElementF32(column, i);
       } else {

@@ -34,24 +34,26 @@ inline void PackRow(Type weight, const void* x, Type x_type, int64_t k, int64_t 
   }
 }
 
-// --- Epilogues. c holds `rows` rows of one panel, `ldc` apart; the panel's first column is n0.
+// --- Epilogues. c holds `rows` rows of `width` columns (a multiple of the lanes), `ldc` apart; the
+// first one is n0 of n.
 
 inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0,
-                       const float* c, int64_t ldc) {
-  for (int64_t i = 0; i < rows; ++i, c += ldc) {
-    const int64_t row = row0 + i;
-    for (int64_t j = 0; j < kPanel; j += Simd::kLanes) {
-      const int64_t column = n0 + j;
-      if (column >= n) break;
-      const bool whole = n - column >= Simd::kLanes;
-      const Simd::M m = Simd::FirstLanes(n - column);
-      const auto load = [&](const float* p) { return whole ? Simd::Load(p) : Simd::LoadN(p, m); };
-      V v = Simd::Load(c + j);
-      if (e.bias != nullptr) v = Simd::Add(v, load(e.bias + column));
+                       int64_t width, const float* c, int64_t ldc) {
+  for (int64_t j = 0; j < width && n0 + j < n; j += Simd::kLanes) {
+    const int64_t column = n0 + j;
+    const bool whole = n - column >= Simd::kLanes;
+    const Simd::M m = Simd::FirstLanes(n - column);
+    const V bias = e.bias != nullptr ? Simd::LoadN(e.bias + column, m) : Simd::Zero();
+    const V scale = e.scale != nullptr ? Simd::LoadN(e.scale + column, m) : Simd::Zero();
+    const float* from = c + j;
+    for (int64_t row = row0; row < row0 + rows; ++row, from += ldc) {
+      V v = Simd::Load(from);
+      if (e.bias != nullptr) v = Simd::Add(v, bias);
       if (e.act != Act::kNone) v = Activate(v, e.act);
-      if (e.scale != nullptr) v = Simd::Mul(v, load(e.scale + column));
-      if (e.residual != nullptr)
-        v = Simd::Add(v, load(e.residual + row * e.residual_stride + column));
+      if (e.scale != nullptr) v = Simd::Mul(v, scale);
+      if (e.residual != nullptr) {
+        v = Simd::Add(v, Simd::LoadN(e.residual + row * e.residual_stride + column, m));
+      }
       if (whole) {
         StoreAs(e.y, e.y_type, row * e.y_stride + column, v);
       } else {
@@ -61,16 +63,21 @@ inline void StorePanel(const Epilogue& e, int64_t n, int64_t row0, int64_t rows,
   }
 }
 
-// Gate and up alternate vector by vector; n0 is the panel's first column of y.
+// Gate and up alternate vector by vector; n0 is the first column of y, n the number of them.
 inline void StoreGated(const Epilogue& e, int64_t n, int64_t row0, int64_t rows, int64_t n0,
-                       const float* c, int64_t ldc) {
-  for (int64_t i = 0; i < rows; ++i, c += ldc) {
-    for (int64_t j = 0; j < kPanel / 2; j += Simd::kLanes) {
-      const int64_t column = n0 + j;
-      if (column >= n) break;
-      const V v =
-          Simd::Mul(Activate(Simd::Load(c + 2 * j), e.act), Simd::Load(c + 2 * j + Simd::kLanes));
-      StoreAsN(e.y, e.y_type, (row0 + i) * e.y_stride + column, v, Simd::FirstLanes(n - column));
+                       int64_t width, const float* c, int64_t ldc) {
+  for (int64_t j = 0; j < width / 2 && n0 + j < n; j += Simd::kLanes) {
+    const int64_t column = n0 + j;
+    const bool whole = n - column >= Simd::kLanes;
+    const Simd::M m = Simd::FirstLanes(n - column);
+    const float* from = c + 2 * j;
+    for (int64_t row = row0; row < row0 + rows; ++row, from += ldc) {
+      const V v = Simd::Mul(Activate(Simd::Load(from), e.act), Simd::Load(from + Simd::kLanes));
+      if (whole) {
+        StoreAs(e.y, e.y_type, row * e.y_stride + column, v);
+      } else {
+        StoreAsN(e.y, e.y_type, row * e.y_stride + column, v, m);
+      }
     }
   }
 }
@@ -122,9 +129,9 @@ inline void AppendValue(const KvLayout& kv, unsigned char* page, int64_t offset,
   for (int64_t i = 0; i < kv.head_dim; ++i) to[2 * i] = narrow[i];
 }
 
-// c holds `rows` rows of whole heads; `n0` is the first column.
+// c holds `rows` rows of `columns` columns, whole heads, `ldc` apart; the first one is n0 of n.
 inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, int64_t columns,
-                     int64_t n, const float* c) {
+                     int64_t n, const float* c, int64_t ldc) {
   const KvLayout& kv = e.kv;
   const int64_t d = kv.head_dim;
   alignas(64) float turned[kMaxHeadDim];
@@ -133,7 +140,7 @@ inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, i
     const int64_t slot = e.row_slot[row];
     unsigned char* block = kv.base + static_cast<size_t>(slot / kPageTokens) * kv.block_stride;
     for (int64_t at = 0; at + d <= columns && n0 + at < n; at += d) {
-      const float* x = c + i * columns + at;
+      const float* x = c + i * ldc + at;
       const int64_t head = (n0 + at) / d;
       if (head < e.q_heads + kv.heads) Rotate(x, e.row_cos_sin[row], d, turned);
       if (head < e.q_heads) {
@@ -294,7 +301,7 @@ inline void LinearPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int6
   MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end,
                     static_cast<unsigned char*>(scratch),
                     [&](int64_t p, int64_t row, int64_t rows, const float* c) {
-                      StorePanel(g.out, g.n, row, rows, p * kPanel, c, kPanel);
+                      StorePanel(g.out, g.n, row, rows, p * kPanel, kPanel, c, kPanel);
                     });
 }
 
@@ -304,7 +311,7 @@ inline void GatedPanels(const Gemm& g, int64_t row_begin, int64_t row_end, int64
   MultiplyPanels<P>(g, row_begin, row_end, panel_begin, panel_end,
                     static_cast<unsigned char*>(scratch),
                     [&](int64_t p, int64_t row, int64_t rows, const float* c) {
-                      StoreGated(g.out, g.n / 2, row, rows, p * (kPanel / 2), c, kPanel);
+                      StoreGated(g.out, g.n / 2, row, rows, p * (kPanel / 2), kPanel, c, kPanel);
                     });
 }
 
@@ -318,7 +325,7 @@ inline void QkvPanels(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_
     MultiplyAny<P>(g, row_begin, row_end, p, c + (p - panel_begin) * kPanel, columns, bytes,
                    [](int64_t, int64_t, const float*) {});
   }
-  StoreQkv(e, row_begin, row_end - row_begin, panel_begin * kPanel, columns, g.n, c);
+  StoreQkv(e, row_begin, row_end - row_begin, panel_begin * kPanel, columns, g.n, c, columns);
 }
 
 // --- The table's entries; P is the policy of BF16 weights.

@@ -54,8 +54,10 @@ SACCADE_INLINE V Erf(V x) {
   return Simd::Select(Simd::Greater(Simd::Abs(x), Simd::Set(0.9f)), big, small);
 }
 
+// x / (1 + e^-x). The clamp keeps the divisor finite; below it the result is less than 1e-34.
 SACCADE_INLINE V Silu(V x) {
-  return Simd::Div(x, Simd::Add(Simd::Set(1.0f), Exp(Simd::Sub(Simd::Zero(), x))));
+  const V e = Exp(Simd::Min(Simd::Sub(Simd::Zero(), x), Simd::Set(87.0f)));
+  return Simd::Quotient(x, Simd::Add(Simd::Set(1.0f), e));
 }
 
 SACCADE_INLINE V GeluErf(V x) {
@@ -67,7 +69,8 @@ SACCADE_INLINE V GeluErf(V x) {
 SACCADE_INLINE V GeluTanh(V x) {
   const V cube = Simd::Mul(Simd::Mul(x, x), x);
   const V u = Simd::Mul(Simd::Set(-1.59576912f), Simd::Fma(cube, Simd::Set(0.044715f), x));
-  return Simd::Div(x, Simd::Add(Simd::Set(1.0f), Exp(u)));
+  const V e = Exp(Simd::Min(u, Simd::Set(87.0f)));
+  return Simd::Quotient(x, Simd::Add(Simd::Set(1.0f), e));
 }
 
 SACCADE_INLINE V Activate(V x, Act act) {

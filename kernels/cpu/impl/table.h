@@ -13,8 +13,8 @@ constexpr Kernels MakeTable(Isa isa) {
   using Entries = GemmEntries<P>;
   return Kernels{
       .isa = isa,
-      .f32_layout = {kPanel, false, Simd::kLanes},
-      .bf16_layout = {kPanel, true, Simd::kLanes},
+      .f32_layout = {kPanel, 1, Simd::kLanes, 1},
+      .bf16_layout = {kPanel, 2, Simd::kLanes, 1},
       .rows_ready = Entries::RowsReady,
       .packed_rows_bytes = Entries::Bytes,
       .packed_stride = Entries::Stride,

@@ -83,6 +83,7 @@ struct Simd {
   static SACCADE_INLINE V Sub(V a, V b) { return _mm256_sub_ps(a, b); }
   static SACCADE_INLINE V Mul(V a, V b) { return _mm256_mul_ps(a, b); }
   static SACCADE_INLINE V Div(V a, V b) { return _mm256_div_ps(a, b); }
+  static SACCADE_INLINE V Quotient(V a, V b) { return Div(a, b); }
   static SACCADE_INLINE V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }    // a * b + c
   static SACCADE_INLINE V Fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
   static SACCADE_INLINE V Max(V a, V b) { return _mm256_max_ps(a, b); }  // b where either is NaN

@@ -64,6 +64,13 @@ struct Simd {
   static SACCADE_INLINE V Sub(V a, V b) { return _mm512_sub_ps(a, b); }
   static SACCADE_INLINE V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
   static SACCADE_INLINE V Div(V a, V b) { return _mm512_div_ps(a, b); }
+  // a / b within 1.5 ulp for a b whose reciprocal is a normal number: an estimate and one step of
+  // Newton.
+  static SACCADE_INLINE V Quotient(V a, V b) {
+    const V r = _mm512_rcp14_ps(b);
+    const V error = Fnma(b, r, Set(1.0f));
+    return Mul(a, Fma(r, error, r));
+  }
   static SACCADE_INLINE V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   static SACCADE_INLINE V Fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
   static SACCADE_INLINE V Max(V a, V b) { return _mm512_max_ps(a, b); }  // b where either is NaN

@@ -56,7 +56,7 @@ absl::StatusOr<PackedRows> PrepareRows(CpuStream& stream, const TensorView& x, T
   const Type type = TypeOf(x.dtype);
   const int64_t rows = x.dims[0];
   const int64_t k = x.dims[1];
-  if (kernels.rows_ready(weight, type, k)) return PackedRows{x.data, x.strides[0]};
+  if (kernels.rows_ready(weight, type, k)) return PackedRows{x.data, x.strides[0], false};
   ASSIGN_OR_RETURN(std::byte * packed,
                    stream.scratch().rows.Reserve(kernels.packed_rows_bytes(weight, rows, k)));
   const int64_t block = std::max(kRowStep, RoundUp((int64_t{64} << 10) / k, kRowStep));
@@ -64,7 +64,11 @@ absl::StatusOr<PackedRows> PrepareRows(CpuStream& stream, const TensorView& x, T
     kernels.pack_rows(weight, x.data, type, x.strides[0], k, task * block,
                       std::min(rows, (task + 1) * block), packed);
   });
-  return PackedRows{packed, kernels.packed_stride(weight, k)};
+  return PackedRows{packed, kernels.packed_stride(weight, k), true};
+}
+
+const PanelLayout& LayoutOf(const Kernels& kernels, Type type) {
+  return type == Type::kF32 ? kernels.f32_layout : kernels.bf16_layout;
 }
 
 // A rectangle of rows times panels for each task.
@@ -274,7 +278,8 @@ absl::Status CpuOps::Linear(Stream& stream, const LinearArgs& args) const {
     gemm.out.y_stride = args.y.strides[0];
     gemm.out.y_type = TypeOf(args.y.dtype);
     gemm.out.act = ActOf(args.activation);
-    const Split split(rows, weight->panels(), 1, kGemmRows, s->core().threads());
+    const Split split(rows, weight->panels(), LayoutOf(s->kernels(), gemm.type).unit, kGemmRows,
+                      s->core().threads());
     s->core().ParallelFor(split.tasks(), [&](int64_t task, void* scratch) {
       split.Run(task,
                 [&](int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
@@ -310,7 +315,8 @@ absl::Status CpuOps::GatedLinear(Stream& stream, const GatedLinearArgs& args) co
     gemm.out.y_stride = args.y.strides[0];
     gemm.out.y_type = TypeOf(args.y.dtype);
     gemm.out.act = ActOf(args.activation);
-    const Split split(rows, weight->panels(), 1, kGemmRows, s->core().threads());
+    const Split split(rows, weight->panels(), LayoutOf(s->kernels(), gemm.type).unit, kGemmRows,
+                      s->core().threads());
     s->core().ParallelFor(split.tasks(), [&](int64_t task, void* scratch) {
       split.Run(task,
                 [&](int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
@@ -371,10 +377,9 @@ absl::Status CpuOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
     rope.row_cos_sin = rope_rows.data();
     // Panels that hold whole heads stay together.
     const Kernels& kernels = s->kernels();
-    const int64_t panel =
-        gemm.type == Type::kF32 ? kernels.f32_layout.panel : kernels.bf16_layout.panel;
+    const int64_t panel = LayoutOf(kernels, gemm.type).panel;
     const int64_t unit = std::lcm(panel, head_dim) / panel;
-    const int64_t most_rows = std::min<int64_t>(kGemmRows, kQkvSums / (unit * panel));
+    const int64_t most_rows = std::min<int64_t>(kGemmRows, kQkvSums / ((unit + 1) * panel));
     const Split split(rows, weight->panels(), unit, most_rows, s->core().threads());
     s->core().ParallelFor(split.tasks(), [&](int64_t task, void* scratch) {
       split.Run(task, [&](int64_t row_begin, int64_t row_end, int64_t panel_begin,
