@@ -134,7 +134,7 @@ case $mode in
       # New inputs stay in build/, seeds come from files that the repository has anyway.
       mkdir -p "build/fuzz/$name/corpus"
       if "build/fuzz/tests/fuzz/$name" -max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-        -artifact_prefix="build/fuzz/$name/" "build/fuzz/$name/corpus" "tests/fuzz/seeds/$name"; then
+        -artifact_prefix="build/fuzz/$name/" "build/fuzz/$name/corpus" "tests/fuzz/seeds/$name"/; then
         passed=$((passed + 1))
       else
         failed=$((failed + 1))
