@@ -15,6 +15,7 @@ import urllib.request
 import numpy as np
 import world
 from phrases import GROUPS, PHRASES
+
 from saccade import Client, RequestFailed, SaccadeError, Session
 from saccade.images import to_jpeg
 

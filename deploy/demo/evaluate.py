@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import world
 from phrases import GROUPS, PHRASES
+
 from saccade import Actions, Client, Session
 from saccade.images import to_jpeg
 

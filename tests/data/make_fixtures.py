@@ -58,7 +58,7 @@ def resize():
                 new_long = int(56 * long / short)
                 size = (56, new_long) if w2 <= h2 else (new_long, 56)
                 p = p.resize(size, Image.BICUBIC)
-                top, left = int(round((p.size[1] - 56) / 2.0)), int(round((p.size[0] - 56) / 2.0))
+                top, left = round((p.size[1] - 56) / 2.0), round((p.size[0] - 56) / 2.0)
                 p = p.crop((left, top, left + 56, top + 56))
             out[f"case.{h}x{w}.{strategy}"] = np.asarray(p)
     save_file(out, str(HERE / "preprocess.safetensors"))
@@ -67,7 +67,7 @@ def resize():
 # ------------------------------------------------------------------------------------------- images
 def png(samples, depth, color, interlace=False, chunks=()):
     """samples [h, w, channels] of integers below 2**depth."""
-    h, w, n = samples.shape
+    h, w, _n = samples.shape
 
     def pack(part):
         rows = b""
@@ -187,7 +187,7 @@ def images():
 # --------------------------------------------------------------------------------------- tokenizers
 def corpus():
     r = random.Random(11)
-    words = ("pick up the red block and place it in bowl put black on plate open top drawer What action should robot "
+    words = ("pick up the red block and place it in bowl put black on plate open top drawer What action should robot "  # noqa: SIM905
              "take to In: Out: State: 127 0 255 USER: ASSISTANT: café naïve 你好 こんにちは Привет עברית ไทย "
              "🤖 👩‍👩‍👧 e\u0301 Å ﬁ \u1d2c\u0bb5 \U00010348 ꙮ").split()
     glue = [" ", " ", " ", "  ", "\n", "\t", "", "\u2581", "<s>", "</s>", "<unk>", "<bos>", "<eos>", "<pad>", "<PAD>", "<mask>", "\n\n\n", "    ",
