@@ -382,7 +382,7 @@ void Engine::Impl::Loop() {
     TimePoint wake = scheduler_->NextWake();
     if (stats_dirty_) wake = std::min(wake, stats_due_);
     for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
-    wakeup_.WaitUntil(epoch, wake);
+    if (!stop_) wakeup_.WaitUntil(epoch, wake);
   }
   stopped_.store(true, std::memory_order_release);
 }
