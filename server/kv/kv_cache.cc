@@ -236,9 +236,13 @@ std::unique_ptr<Sequence> KvCache::Open(std::shared_ptr<const Timeline> timeline
   });
   s.reserved_tokens_ = s.committed_tokens_ = s.planned_tokens_ = s.cached_tokens_;
   s.published_blocks_ = s.planned_pages_ = static_cast<uint32_t>(s.pages_.size());
+  return sequence;
+}
 
+void KvCache::Count(Sequence& s) {
+  s.counted_ = true;
   std::array<uint32_t, kModalities> prompt{};
-  for (const Segment& segment : t.segments()) {
+  for (const Segment& segment : s.timeline_->segments()) {
     prompt[static_cast<size_t>(segment.modality)] += segment.end - segment.begin;
   }
   for (size_t m = 0; m < kModalities; ++m) {
@@ -249,7 +253,6 @@ std::unique_ptr<Sequence> KvCache::Open(std::shared_ptr<const Timeline> timeline
     traffic.miss_tokens += prompt[m] - hit;
     traffic.hit_rate_ema = kEmaKeep * traffic.hit_rate_ema + (1 - kEmaKeep) * hit / prompt[m];
   }
-  return sequence;
 }
 
 uint32_t KvCache::CachedTokens(const Timeline& timeline) const {
@@ -262,7 +265,7 @@ KvTransaction KvCache::Begin(TimePoint /*now*/) {
   if (plan_->open) RollbackTo(0);
   plan_->open = true;
   plan_->capacity = pool_->capacity();
-  return KvTransaction(this, ++plan_->number);
+  return {this, ++plan_->number};
 }
 
 absl::Status KvCache::Reserve(Sequence& s, uint32_t upto) {
@@ -338,6 +341,7 @@ std::vector<BlockCopy> KvCache::Commit() {
   for (const Plan::Record& record : plan_->records) {
     if (record.sequence == nullptr) continue;
     Sequence& s = *record.sequence;
+    if (!s.counted_) Count(s);
     if (record.departs.valid()) {
       Sequence::Page& page = s.pages_.back();
       page.block = pool_->Allocate(pool_->block(record.departs).modality);
@@ -388,6 +392,7 @@ std::unique_ptr<Sequence> KvCache::Fork(const Sequence& other) {
   for (const Sequence::Page& page : s.pages_) pool_->Ref(page.block);
   s.cached_tokens_ = other.cached_tokens_;
   s.cached_by_modality_ = other.cached_by_modality_;
+  s.counted_ = true;
   s.reserved_tokens_ = s.planned_tokens_ = other.reserved_tokens_;
   s.committed_tokens_ = other.committed_tokens_;
   s.published_blocks_ = other.published_blocks_;

@@ -37,10 +37,13 @@ struct PartitionStats {
   uint32_t idle = 0;  // committed, in the prefix index, named by nobody
   uint32_t floor = 0;
   uint32_t cap = 0;
-  uint64_t hit_tokens = 0;  // prompt tokens found cached at Open, since start
+  // Prompt tokens found cached at Open, since start. An opened sequence counts once, when it gets
+  // its first blocks, so that one which is given up for lack of blocks and opened again later does
+  // not count twice; forks do not count.
+  uint64_t hit_tokens = 0;
   uint64_t miss_tokens = 0;
-  // Of hit / (hit + miss) of this partition: 0.9 * ema + 0.1 * this, at every Open that has tokens
-  // of it; starts at 0.
+  // Of hit / (hit + miss) of this partition: 0.9 * ema + 0.1 * this, for every sequence that has
+  // tokens of it; starts at 0.
   double hit_rate_ema = 0;
   std::array<uint64_t, kEvictionReasons> evictions{};  // blocks; indexed by EvictionReason
 };
@@ -102,6 +105,7 @@ class Sequence {
   std::vector<Page> pages_;
   uint32_t cached_tokens_ = 0;
   std::array<uint32_t, kModalities> cached_by_modality_{};
+  bool counted_ = false;  // in hit and miss tokens
   uint32_t reserved_tokens_ = 0;
   uint32_t committed_tokens_ = 0;
   uint32_t published_blocks_ = 0;  // timeline blocks that Publish has seen whole
@@ -203,6 +207,7 @@ class KvCache {
   template <class Visit>
   void VisitCachedPrefix(const Timeline& timeline, Visit&& visit) const;
   std::unique_ptr<Sequence> Register(std::unique_ptr<Sequence> sequence);
+  void Count(Sequence& sequence);
   void Release(Sequence& sequence, bool poisoned);
   absl::Status Reserve(Sequence& sequence, uint32_t upto);
   void RollbackTo(size_t savepoint);

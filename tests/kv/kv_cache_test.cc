@@ -58,7 +58,7 @@ TEST(KvCacheFits, CountsQuotasFloorsAndSamples) {
   const auto fits = [&](uint32_t vision, uint32_t text, uint32_t action, uint32_t samples) {
     const auto t =
         TimelineBuilder(Salt("m"), 4).AddVision(0, Frame(1), vision).AddText(Ids(1, text)).Build();
-    const absl::Status status = cache->CheckFits(*t, action, samples);
+    absl::Status status = cache->CheckFits(*t, action, samples);
     if (!status.ok()) {
       EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
       EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNeverFits);
@@ -122,12 +122,12 @@ TEST(KvCachePages, NeverMixModalitiesAndCarryLengthsAndPositions) {
   ASSERT_OK(cache.Reserve(*s, 12 + 5));
   EXPECT_EQ(s->reserved_tokens(), 17u);
   EXPECT_EQ(s->committed_tokens(), 0u);
+  using Shape = std::vector<std::pair<uint32_t, uint32_t>>;
   const auto shape = [&](uint32_t upto) {
-    std::vector<std::pair<uint32_t, uint32_t>> pages;
-    for (const PageRef& p : s->PageTable(upto)) pages.push_back({p.position, p.len});
+    Shape pages;
+    for (const PageRef& p : s->PageTable(upto)) pages.emplace_back(p.position, p.len);
     return pages;
   };
-  using Shape = std::vector<std::pair<uint32_t, uint32_t>>;
   EXPECT_EQ(shape(17), (Shape{{0, 1}, {1, 4}, {5, 2}, {7, 4}, {11, 1}, {12, 4}, {16, 1}}));
   EXPECT_EQ(shape(1000), shape(17));
   EXPECT_EQ(shape(6), (Shape{{0, 1}, {1, 4}, {5, 1}}));
@@ -180,9 +180,10 @@ TEST(KvTransaction, DroppedMeansNothingHappened) {
     KvTransaction transaction = cache->Begin(kNow);
     ASSERT_OK(transaction.Reserve(*a, 16));  // evicts all three
     KvTransaction moved = std::move(transaction);
-    EXPECT_EQ(transaction.Savepoint(),
-              0u);  // NOLINT(bugprone-use-after-move): an empty handle is harmless
+    // NOLINTBEGIN(bugprone-use-after-move): an empty handle is harmless.
+    EXPECT_EQ(transaction.Savepoint(), 0u);
     EXPECT_EQ(transaction.Reserve(*a, 16).code(), absl::StatusCode::kFailedPrecondition);
+    // NOLINTEND(bugprone-use-after-move)
     EXPECT_EQ(cache.idle(Modality::kText), 3u);
   }
   cache.Check();
@@ -509,13 +510,14 @@ TEST(KvCacheCollision, BehindAnotherParent) {
   EXPECT_EQ(cache->CachedTokens(*a), 8u);
 }
 
-// A key that equals one at another depth.
+// Block 0 of one has the key of block 1 of the other, and both begin alike.
 TEST(KvCacheCollision, AtAnotherDepth) {
   CheckedCache cache(16, 4);
-  const auto a = Text(1, 12);
-  const auto b =
-      TimelineTestPeer::WithKey(*Text(5, 12), 0, a->blocks()[1].key);  // the same four tokens
+  const Digest128 key{1, 2};
+  const auto a = TimelineTestPeer::WithKey(*Text(1, 12), 1, key);
+  const auto b = TimelineTestPeer::WithKey(*Text(1, 12), 0, key);
   cache.Warm(a);
+  EXPECT_EQ(cache->CachedTokens(*a), 8u);
   EXPECT_EQ(cache->CachedTokens(*b), 0u);
 }
 
@@ -525,8 +527,13 @@ TEST(KvCacheStats, HitsMissesAndTheirAverage) {
   const auto t = TimelineBuilder(Salt("m"), 4).AddVision(0, frame, 8).AddText(Ids(1, 8)).Build();
   const auto u = TimelineBuilder(Salt("m"), 4).AddVision(0, frame, 8).AddText(Ids(50, 2)).Build();
   cache.Warm(t);
-  for (const auto& timeline : {t, t, u}) cache.Close(cache.Open(timeline));
-  cache.Close(cache.Open(Text(900, 4)));
+  for (const auto& timeline : {t, t, u}) cache.Warm(timeline);
+  cache.Warm(Text(900, 4));
+  // Opened and given up, or forked: not counted.
+  auto s = cache.Open(u);
+  EXPECT_EQ(cache.Reserve(*s, 1000).code(), absl::StatusCode::kResourceExhausted);
+  auto fork = cache.Fork(*s);
+  ASSERT_OK(cache.Reserve(*fork, 10));
   const KvStats stats = cache->stats();
   const PartitionStats& vision = Of(stats, Modality::kVision);
   EXPECT_EQ(vision.hit_tokens, 24u);

@@ -97,6 +97,7 @@ struct ModelSequence {
   uint32_t reserved = 0;
   uint32_t committed = 0;
   uint32_t cached = 0;
+  bool counted = false;
 };
 
 struct ModelPrompt {
@@ -164,26 +165,15 @@ class NaiveModel {
     const ModelPrompt& p = prompts_[prompt];
     ModelSequence s;
     s.prompt = prompt;
-    std::array<uint32_t, kModalities> hit{}, all{};
     s.pages = Cached(prompt);
-    for (size_t i = 0; i < p.end.size(); ++i) {
-      const uint32_t len = p.end[i] - (i == 0 ? 0 : p.end[i - 1]);
-      all[p.modality[i]] += len;
-      if (i < s.pages.size()) hit[p.modality[i]] += len;
-    }
     for (const int b : s.pages) Ref(b);
     if (!s.pages.empty()) s.reserved = s.committed = s.cached = p.end[s.pages.size() - 1];
-    for (size_t m = 0; m < kModalities; ++m) {
-      if (all[m] == 0) continue;
-      state.hit[m] += hit[m];
-      state.miss[m] += all[m] - hit[m];
-      state.ema[m] = 0.9 * state.ema[m] + 0.1 * hit[m] / all[m];
-    }
     state.sequences[id] = s;
   }
 
   void Fork(int id, int from) {
     state.sequences[id] = state.sequences[from];
+    state.sequences[id].counted = true;
     for (const int b : state.sequences[id].pages) Ref(b);
   }
 
@@ -218,6 +208,7 @@ class NaiveModel {
       s.pages.push_back(b);
     }
     s.reserved = upto;
+    if (!s.counted) Count(s);
     return true;
   }
 
@@ -262,6 +253,22 @@ class NaiveModel {
   }
 
  private:
+  void Count(ModelSequence& s) {
+    s.counted = true;
+    const ModelPrompt& p = prompts_[s.prompt];
+    std::array<uint32_t, kModalities> hit{}, all{};
+    for (size_t i = 0; i < p.end.size(); ++i) {
+      const uint32_t len = p.end[i] - (i == 0 ? 0 : p.end[i - 1]);
+      all[p.modality[i]] += len;
+      if (p.end[i] <= s.cached) hit[p.modality[i]] += len;
+    }
+    for (size_t m = 0; m < kModalities; ++m) {
+      if (all[m] == 0) continue;
+      state.hit[m] += hit[m];
+      state.miss[m] += all[m] - hit[m];
+      state.ema[m] = 0.9 * state.ema[m] + 0.1 * hit[m] / all[m];
+    }
+  }
   int Allocate(size_t m) {
     const auto below_cap = Used(m) < g_.quotas[m].cap;
     uint32_t promised = 0;
