@@ -68,12 +68,13 @@ check_yaml() {
 }
 
 check_python() {
-  local -a files
+  local -a files typed
   mapfile -t files < <(sources '*.py' ':!client/saccade/v1')
+  mapfile -t typed < <(sources 'client/*.py' 'deploy/demo/*.py' tests/tidy.py ':!client/saccade/v1')
   "$venv/bin/ruff" check --quiet --output-format concise --config client/pyproject.toml --config 'src=["client"]' \
     "${files[@]}" &&
     MYPYPATH=client:deploy/demo "$venv/bin/mypy" --config-file client/pyproject.toml --no-error-summary \
-      --python-executable "$venv/bin/python" client/saccade client/tests deploy/demo/*.py tests/e2e tests/tidy.py
+      --python-executable "$venv/bin/python" "${typed[@]}"
 }
 
 # The committed Python code of the contract is what generate.sh makes of proto/ (up to the compiler's own version).
