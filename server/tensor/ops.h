@@ -11,6 +11,11 @@
 //
 // "Compute dtype" T below is the model's precision, F32 or BF16; residual streams and statistics
 // are always F32.
+//
+// A rank-2 view may have strided rows and needs no more alignment than its elements have; index
+// arrays are dense. Outputs do not overlap inputs except where an op says so. A view without rows
+// is no work. An index in device memory that is out of range is a broken promise of the caller: the
+// reference backend reports it through the stream, other backends may do anything.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -96,7 +101,7 @@ struct GatedLinearArgs {
 
 // Fused projection: q = rope(x · Wq^T), and k = rope(x · Wk^T), v = x · Wv^T appended to the pages
 // at row_slot. RoPE is half-split (rotate_half): element i pairs with i + D/2, angle = pos *
-// theta^(-2i/D), angles in F32.
+// theta^(-2i/D), angles in F32 as kernels/common/rope.h defines them.
 struct QkvRopeAppendArgs {
   const PackedWeight* weight = nullptr;  // logical [(Hq + 2 * Hkv) * D, K], rows q then k then v
   TensorView x;                          // [M, K] T
@@ -109,7 +114,9 @@ struct QkvRopeAppendArgs {
 };
 
 // Causal attention over the page table: row i sees every cached token of its sequence whose
-// position <= row_pos[i]. Scores and softmax in F32, online over fixed tiles of the page table.
+// position <= row_pos[i]; there must be one. The page table need not be in order of position, and
+// what a block holds beyond page_len never matters, NaN included. Scores and softmax in F32, online
+// over fixed tiles of the page table.
 struct PagedAttentionArgs {
   TensorView q;    // [M, Hq * D] T
   TensorView out;  // [M, Hq * D] T
@@ -130,8 +137,9 @@ struct DenseAttentionArgs {
   float scale = 0;
 };
 
-// Sampling of one row of logits. temperature 0 is greedy: the lowest index among the largest
-// logits.
+// Sampling of one row of logits by the rule in kernels/common/sampling.h, so that one (seed, draw)
+// gives the same token on every backend. temperature 0 is greedy: the lowest index among the
+// largest logits. A temperature that is negative or not finite gives kInvalidSample.
 struct SampleArgs {
   TensorView logits;  // [R, V] F32
   TensorView
@@ -179,7 +187,7 @@ class Ops {
   // Copies whole blocks of every layer. pairs [C, 2] I32: source block, destination block.
   virtual absl::Status CopyBlocks(Stream&, KvStorage&, TensorView pairs, int32_t count) const = 0;
   // Reads one sequence's cache densely, for inspection: k and v [tokens, kv_heads * head_dim] F32,
-  // in page order.
+  // in page order. The batch holds one sequence, and `tokens` is the sum of its page lengths.
   virtual absl::Status ReadKv(Stream&, const KvStorage&, uint32_t layer, const PagedBatch&,
                               TensorView k, TensorView v) const = 0;
 };
