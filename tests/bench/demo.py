@@ -57,6 +57,8 @@ class Server:
                 line = f'{indent}listen: "{self.address}"'
             elif key == "metrics_listen":
                 line = f'{indent}metrics_listen: "{self.metrics}"'
+            elif key == "level":
+                line = f"{indent}level: warn"
             elif key == "dtype":
                 line = f"{indent}dtype: {dtype}"
             elif key == "path":
@@ -106,7 +108,7 @@ def drive(address: str, metrics: str, seconds: float) -> int:
         [
             sys.executable,
             str(DEMO / "drive.py"),
-            *("--address", address, "--metrics", metrics, "--seconds", str(seconds)),
+            *("--address", address, "--metrics", metrics, "--seconds", str(seconds), "--strict"),
         ],
         env={"PYTHONPATH": str(ROOT / "client"), "PATH": "/usr/bin:/bin"},
         check=False,
