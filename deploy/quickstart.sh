@@ -87,4 +87,4 @@ wait "$pid" || stopped=$?
 trap - EXIT
 [[ $stopped -eq 0 ]] || fail "the server ended with exit code $stopped; its log is $log"
 echo "the server drained and ended with exit code 0"
-[[ $driven -eq 0 ]] || fail "the drive failed (exit code $driven): no action came, see above"
+[[ $driven -eq 0 ]] || fail "the demo could not drive (exit code $driven), see above"
