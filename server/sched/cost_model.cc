@@ -11,8 +11,13 @@ constexpr double kMaxMicros = 1e12;  // predictions stay far inside int64
 constexpr uint64_t kTrustAfter = 4;  // steps of a kind before its times are checked
 constexpr double kClampLow = 0.25;   // of the prediction
 constexpr double kClampHigh = 8;     // of the prediction
-// Ridge, relative to the feature's own weight: a base explains what the units cannot.
-constexpr std::array<double, 5> kRidge = {1e-2, 1e-3, 1e-2, 1e-3, 1e-3};
+constexpr double kSurprise = 2;      // times the prediction, or a part of it
+constexpr int kSurprises = 5;        // that many in a row are a change, not a hiccup
+constexpr double kForgetFast = 0.1;  // then, of what was before
+// Ridge, relative to the feature's own weight: what one shape alone cannot tell apart goes to the
+// unit for frames and prefill rows, so that a chunk never looks free, and to the base of the trunk
+// for decode rows, whose cost is that of reading the weights once.
+constexpr std::array<double, 5> kRidge = {1e-2, 1e-3, 3e-3, 1e-3, 3e-2};
 // Buckets of took / predicted: 2^-2 .. 2^3, 24 per octave (3 % wide).
 constexpr double kLowestOctave = -2;
 constexpr double kPerOctave = 24;
@@ -82,19 +87,25 @@ void CostModel::Observe(const StepShape& shape, Micros took) {
   Sums& sums = sums_[kind];
   const double mean = Mean(shape);
   double us = std::clamp(static_cast<double>(took.count()), 1.0, kMaxMicros);
+  double forget = kForget;
   if (sums.count >= kTrustAfter && mean >= 1) {
-    TrackRatio(us / mean);
+    const double ratio = us / mean;
+    TrackRatio(ratio);
     us = std::clamp(us, mean * kClampLow, mean * kClampHigh);
+    const int direction = ratio > kSurprise ? 1 : ratio < 1 / kSurprise ? -1 : 0;
+    sums.surprises = direction * sums.surprises > 0 ? sums.surprises + direction : direction;
+    if (std::abs(sums.surprises) >= kSurprises) forget = kForgetFast;
   }
   // Relative errors: a 1 ms decode counts as much as a 100 ms prefill, and a hiccup, being long,
   // counts little.
-  const double weight = 1 / (us * us);
+  const double scale = std::max(us, mean);
+  const double weight = 1 / (scale * scale);
   const Features x = FeaturesOf(shape);
   for (size_t i = 0; i < kFeatures; ++i) {
     for (size_t j = 0; j < kFeatures; ++j) {
-      sums.xx[i][j] = kForget * sums.xx[i][j] + weight * x[i] * x[j];
+      sums.xx[i][j] = forget * sums.xx[i][j] + weight * x[i] * x[j];
     }
-    sums.xy[i] = kForget * sums.xy[i] + weight * x[i] * us;
+    sums.xy[i] = forget * sums.xy[i] + weight * x[i] * us;
   }
   ++sums.count;
   ++observations_;
@@ -111,9 +122,10 @@ void CostModel::Fit() {
     }
   }
   std::array<bool, kFeatures> active{};
+  const double fade = std::max(0.01, 10 / (10 + static_cast<double>(observations_)));
   for (size_t i = 0; i < kFeatures; ++i) {
     active[i] = xx[i][i] > 0;
-    xx[i][i] *= 1 + kRidge[i];
+    xx[i][i] *= 1 + kRidge[i] * fade;
   }
   // The most negative price leaves until none is negative: at most kFeatures rounds.
   for (;;) {

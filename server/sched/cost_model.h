@@ -42,6 +42,7 @@ class CostModel {
     std::array<Features, kFeatures> xx{};
     Features xy{};
     uint64_t count = 0;
+    int surprises = 0;  // steps in a row far above (> 0) or far below (< 0) the prediction
   };
 
   static Features FeaturesOf(const StepShape& shape);

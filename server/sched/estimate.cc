@@ -2,69 +2,183 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <tuple>
 
 namespace saccade {
 namespace {
 
+// A request further away than this many steps is estimated by its remaining work alone.
+constexpr int kMaxSteps = 256;
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
 double Us(Micros t) { return static_cast<double>(t.count()); }
+Micros ToTime(double us) { return Micros(std::llround(std::min(us, 1e15))); }
 
 uint32_t CeilDiv(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
 QueueLoad::QueueLoad(const WorkerState& worker, Micros step_ceiling)
-    : worker_(worker), ceiling_(step_ceiling), loads_(worker.lanes.size()) {}
+    : worker_(worker), ceiling_(step_ceiling) {}
 
-void QueueLoad::Add(const ActiveRequest& request) {
+void QueueLoad::AddBefore(const ActiveRequest& request) {
+  entries_.push_back({request.deadline, request.klass->tier, request.lane->index_on_worker,
+                      request.lane->Remaining(request)});
+}
+
+void QueueLoad::AddAlongside(const ActiveRequest& request) {
   const RemainingWork work = request.lane->Remaining(request);
-  LaneLoad& load = loads_[request.lane->index_on_worker];
-  load.frames += work.frames;
-  load.prefill_rows += work.prefill_rows;
-  load.decode_rows += work.decode_rows;
-  load.decode_steps = std::max(load.decode_steps, work.decode_steps);
+  if (work.prefill_rows > 0) return;
+  entries_.push_back({kNever, request.klass->tier, request.lane->index_on_worker, work});
 }
 
-void QueueLoad::Sum::AddSteps(double steps, const CostPrediction& one) {
-  const double spread = Us(one.p99) - Us(one.p50);
-  p50 += steps * Us(one.p50);
-  variance += steps * spread * spread;
+void QueueLoad::Sort() {
+  std::stable_sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.tier, a.deadline) < std::tie(b.tier, b.deadline);
+  });
 }
 
-void QueueLoad::AddPrefill(Sum& sum, const Lane& lane, const LaneLoad& load) const {
-  if (load.frames == 0 && load.prefill_rows == 0) return;
-  const CostPrediction all = lane.cost.Predict({load.frames, load.prefill_rows, 0});
-  double steps = std::max({1u, CeilDiv(load.frames, lane.options.max_frames),
-                           CeilDiv(load.prefill_rows, lane.options.max_rows)});
+std::vector<QueueLoad::LaneLoad> QueueLoad::SumByLane() const {
+  std::vector<LaneLoad> loads(worker_.lanes.size());
+  for (const Entry& entry : entries_) {
+    LaneLoad& load = loads[entry.lane];
+    load.frames += entry.work.frames;
+    load.prefill_rows += entry.work.prefill_rows;
+    load.decode_rows += entry.work.decode_rows;
+    load.decode_steps = std::max(load.decode_steps, entry.work.decode_steps);
+  }
+  return loads;
+}
+
+// Microseconds of encodes and prefills in steps of their own.
+double QueueLoad::Prefill(const Lane& lane, uint32_t frames, uint32_t rows) const {
+  if (frames == 0 && rows == 0) return 0;
+  const CostPrediction all = lane.cost.Predict({frames, rows, 0});
+  double steps = std::max(
+      {1u, CeilDiv(frames, lane.options.max_frames), CeilDiv(rows, lane.options.max_rows)});
   if (ceiling_.count() > 0) steps = std::max(steps, std::ceil(Us(all.p99) / Us(ceiling_)));
   // Each further step pays the base of the trunk again.
-  const CostPrediction base = lane.cost.Predict({0, 0, 1});
-  const double spread = Us(all.p99) - Us(all.p50);
-  sum.p50 += Us(all.p50) + (steps - 1) * Us(base.p50);
-  sum.variance += spread * spread / steps;
+  return Us(all.p50) + (steps - 1) * Us(lane.cost.Predict({0, 0, 1}).p50);
 }
 
-void QueueLoad::AddDecode(Sum& sum, const Lane& lane, uint32_t rows, uint32_t steps) {
-  if (rows == 0 || steps == 0) return;
+// Microseconds for one token of each of `rows` sequences.
+double QueueLoad::DecodeStep(const Lane& lane, uint32_t rows) const {
+  if (rows == 0) return 0;
   const uint32_t batch = std::min(
       {rows, lane.options.max_logit_rows, lane.options.sequence_slots, lane.options.max_rows});
-  sum.AddSteps(static_cast<double>(steps) * CeilDiv(rows, batch), lane.cost.Predict({0, 0, batch}));
+  return CeilDiv(rows, batch) * Us(lane.cost.Predict({0, 0, batch}).p50);
 }
 
-TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine) const {
-  Sum sum;
-  for (size_t i = 0; i < loads_.size(); ++i) {
-    LaneLoad load = loads_[i];
-    if (i != lane.index_on_worker) {
-      AddPrefill(sum, *worker_.lanes[i], load);
-      AddDecode(sum, *worker_.lanes[i], load.decode_rows, load.decode_steps);
+TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, TimePoint start) {
+  double time = 0;
+  if (worker_.lanes.size() > 1) {
+    const std::vector<LaneLoad> loads = SumByLane();
+    for (size_t i = 0; i < loads.size(); ++i) {
+      if (i == lane.index_on_worker) continue;
+      const Lane& other = *worker_.lanes[i];
+      time += Prefill(other, loads[i].frames, loads[i].prefill_rows) +
+              loads[i].decode_steps * DecodeStep(other, loads[i].decode_rows);
+    }
+  }
+  // What is left of the requests of this lane; `mine` comes last.
+  struct Job {
+    double deadline;  // microseconds from `start`
+    double prefill;   // microseconds, without the base of a step
+    double decode_steps;
+    uint32_t rows;
+  };
+  const CostPrediction base = lane.cost.Predict({0, 0, 1});
+  const double spread = base.p50.count() > 0 ? Us(base.p99) / Us(base.p50) : 1;
+  const auto job_of = [&](const RemainingWork& work, double deadline) {
+    const Micros with = lane.cost.Predict({work.frames, work.prefill_rows, 1}).p50;
+    return Job{deadline, std::max(0.0, Us(with - base.p50)), static_cast<double>(work.decode_steps),
+               work.decode_rows};
+  };
+  Sort();
+  std::vector<Job> jobs;
+  jobs.reserve(entries_.size() + 1);
+  for (const Entry& entry : entries_) {
+    if (entry.lane != lane.index_on_worker) continue;
+    const double deadline =
+        entry.deadline == kNever ? kNoLimit : Us(ToMicros(entry.deadline - start));
+    jobs.push_back(job_of(entry.work, deadline));
+  }
+  jobs.push_back(job_of(mine, kNoLimit));
+  const bool mine_prefills = mine.frames > 0 || mine.prefill_rows > 0;
+
+  const double ceiling = ceiling_.count() > 0 ? Us(ceiling_) / spread : kNoLimit;
+  double squares = 0;
+  bool mine_decodes = !mine_prefills;
+  int steps = 0;
+  for (; steps < kMaxSteps; ++steps) {
+    uint32_t rows = 0;
+    for (const Job& job : jobs) rows += job.prefill <= 0 && job.decode_steps > 0 ? job.rows : 0;
+    const double decode = DecodeStep(lane, rows);
+    // What the decoding ones let in, each by its own slack spread over its steps.
+    double room = ceiling - std::max(decode, Us(base.p50));
+    for (const Job& job : jobs) {
+      if (job.prefill > 0 || job.decode_steps <= 0) continue;
+      const double left = job.deadline - time - job.decode_steps * decode;
+      if (left < 0) continue;  // late whatever others do
+      const double safe = left - (spread - 1) * job.decode_steps * decode;
+      room = std::min(room, std::max(0.0, safe / job.decode_steps));
+    }
+    // Without decodes a step always takes something.
+    if (rows == 0) room = std::max(room, 1.0);
+    double taken = 0;
+    for (Job& job : jobs) {
+      if (job.prefill <= 0) {
+        if (job.decode_steps > 0) job.decode_steps -= 1;
+        continue;
+      }
+      const double part = std::clamp(room - taken, 0.0, job.prefill);
+      taken += part;
+      job.prefill -= part;
+    }
+    const double step = std::max(decode, taken > 0 ? Us(base.p50) : 0) + taken;
+    time += step;
+    squares += step * step;
+    const Job& me = jobs.back();
+    if (me.prefill <= 0 && !mine_decodes) {
+      mine_decodes = true;  // the step that ended the prefill gave the first token
+      if (me.decode_steps <= 0) break;
       continue;
     }
-    load.frames += mine.frames;
-    load.prefill_rows += mine.prefill_rows;
-    AddPrefill(sum, lane, load);
-    AddDecode(sum, lane, load.decode_rows + mine.decode_rows, mine.decode_steps);
+    if (mine_decodes && me.decode_steps <= 0) break;
+    if (step <= 0) break;  // nothing costs anything
   }
-  return {Micros(std::llround(sum.p50)), Micros(std::llround(std::sqrt(sum.variance)))};
+  if (steps == kMaxSteps) {
+    for (const Job& job : jobs) time += job.prefill;
+    time += jobs.back().decode_steps * DecodeStep(lane, jobs.back().rows);
+  }
+  return {ToTime(time), ToTime((spread - 1) * std::sqrt(squares))};
+}
+
+bool QueueLoad::CanWait(TimePoint start, Micros extra) {
+  Sort();
+  const std::vector<LaneLoad> loads = SumByLane();
+  double decode = 0;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    decode += DecodeStep(*worker_.lanes[i], loads[i].decode_rows);
+  }
+  std::vector<LaneLoad> sums(loads.size());
+  std::vector<double> prefill(loads.size());
+  double all = 0;  // prefills up to the entry
+  for (const Entry& entry : entries_) {
+    if (entry.work.frames > 0 || entry.work.prefill_rows > 0) {
+      LaneLoad& sum = sums[entry.lane];
+      sum.frames += entry.work.frames;
+      sum.prefill_rows += entry.work.prefill_rows;
+      all -= prefill[entry.lane];
+      prefill[entry.lane] = Prefill(*worker_.lanes[entry.lane], sum.frames, sum.prefill_rows);
+      all += prefill[entry.lane];
+    }
+    if (entry.deadline == kNever) break;
+    const TimePoint finish = start + ToTime(all + entry.work.decode_steps * decode);
+    if (finish <= entry.deadline && finish + extra > entry.deadline) return false;
+  }
+  return true;
 }
 
 bool GoesBefore(const ActiveRequest& other, uint32_t tier, TimePoint deadline) {

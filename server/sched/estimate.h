@@ -1,7 +1,6 @@
 #pragma once
-// QueueLoad: how long a worker needs for a set of requests, by the cost models of its lanes.
-// Private to sched/. Decodes of one lane run together, encodes and prefills add up; lanes of a
-// worker take turns.
+// QueueLoad: when a request would be finished, and whether others can wait, by the cost models of
+// a worker's lanes. Private to sched/.
 #include <cstdint>
 #include <vector>
 
@@ -19,29 +18,39 @@ struct TimeEstimate {
 class QueueLoad {
  public:
   QueueLoad(const WorkerState& worker, Micros step_ceiling);
-  void Add(const ActiveRequest& request);
-  // Until `mine` on `lane` is finished together with all that was added.
-  TimeEstimate Finish(const Lane& lane, const RemainingWork& mine) const;
+  // A request that goes before.
+  void AddBefore(const ActiveRequest& request);
+  // One whose decodes run along, whoever is more urgent.
+  void AddAlongside(const ActiveRequest& request);
+  // From `start` until `mine` on `lane` is finished, with what was added: the steps that the
+  // planner would make, one by one, each as long as the ceiling and the slack of those in it allow.
+  // Other lanes of the worker take their time first.
+  TimeEstimate Finish(const Lane& lane, const RemainingWork& mine, TimePoint start);
+  // Whether each of the added requests that would meet its deadline from `start` still does when
+  // `extra` goes first.
+  bool CanWait(TimePoint start, Micros extra);
 
  private:
+  struct Entry {
+    TimePoint deadline;
+    uint32_t tier;
+    size_t lane;  // Lane::index_on_worker
+    RemainingWork work;
+  };
   struct LaneLoad {
     uint32_t frames = 0;
     uint32_t prefill_rows = 0;
     uint32_t decode_rows = 0;
     uint32_t decode_steps = 0;
   };
-  struct Sum {
-    double p50 = 0;
-    double variance = 0;
-    // `steps` equal steps, `one` each.
-    void AddSteps(double steps, const CostPrediction& one);
-  };
-  void AddPrefill(Sum& sum, const Lane& lane, const LaneLoad& load) const;
-  static void AddDecode(Sum& sum, const Lane& lane, uint32_t rows, uint32_t steps);
+  void Sort();
+  std::vector<LaneLoad> SumByLane() const;
+  double Prefill(const Lane& lane, uint32_t frames, uint32_t rows) const;
+  double DecodeStep(const Lane& lane, uint32_t rows) const;
 
   const WorkerState& worker_;
   const Micros ceiling_;
-  std::vector<LaneLoad> loads_;  // by Lane::index_on_worker
+  std::vector<Entry> entries_;
 };
 
 // Whether `other` goes before a request of `tier` and `deadline`.

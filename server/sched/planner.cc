@@ -52,8 +52,8 @@ bool Planner::StepOrder(const Candidate& a, const Candidate& b) {
 }
 
 bool Planner::MoreUrgent(const Candidate& a, const Candidate& b) {
-  return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a.order) <
-         std::tie(b.tier, b.hopeless, b.pass, b.deadline, b.order);
+  return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a.rank, a.order) <
+         std::tie(b.tier, b.hopeless, b.pass, b.deadline, b.rank, b.order);
 }
 
 // ------------------------------------------------------------------------------------- choosing
@@ -167,28 +167,22 @@ ActiveRequest* Planner::PickAged(WorkerState& worker) {
   if (oldest == nullptr) return nullptr;
   StepShape unit = FirstUnit(*oldest).shape;
   if (unit == StepShape{}) unit.decode_rows = oldest->request.samples;
-  const Micros cost = oldest->lane->cost.Predict(unit).p99;
-  return TopTierCanWait(worker, cost) ? oldest : nullptr;
+  // It shares its step with other decodes of its lane, and so their base.
+  const Lane& lane = *oldest->lane;
+  const Micros others = lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
+  ++unit.decode_rows;
+  aged_cost_ = std::max(Micros(1), lane.cost.Predict(unit).p50 - others);
+  return TopTierCanWait(worker, aged_cost_) ? oldest : nullptr;
 }
 
-bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) {
-  std::vector<const ActiveRequest*>& top = top_;
-  top.clear();
+bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
+  QueueLoad load(worker, options_.step_ceiling);
   for (const Lane* lane : worker.lanes) {
     for (const ActiveRequest* r : lane->active) {
-      if (r->klass->tier == 0 && r->deadline != kNever && !r->expired(start_)) top.push_back(r);
+      if (r->klass->tier == 0 && !r->expired(start_)) load.AddBefore(*r);
     }
   }
-  std::sort(top.begin(), top.end(), [](const ActiveRequest* a, const ActiveRequest* b) {
-    return std::tie(a->deadline, a->order) < std::tie(b->deadline, b->order);
-  });
-  QueueLoad load(worker, options_.step_ceiling);
-  for (const ActiveRequest* r : top) {
-    const TimePoint finish = start_ + load.Finish(*r->lane, r->lane->Remaining(*r)).p50;
-    if (finish <= r->deadline && finish + extra > r->deadline) return false;
-    load.Add(*r);
-  }
-  return true;
+  return load.CanWait(start_, extra);
 }
 
 // ------------------------------------------------------------------------------------- one step
@@ -280,19 +274,23 @@ void Planner::Constrain(const Candidate& c) {
   const ActiveRequest& r = *c.request;
   if (r.deadline == kNever) return;
   const RemainingWork rest = lane_->Remaining(r);
-  const Micros own = lane_->cost.Predict(plan_.shape).p50;
-  const Micros decode =
-      lane_->cost.Predict({0, 0, std::max(tier_decode_rows_, rest.decode_rows)}).p50;
-  const Micros later =
-      lane_->cost.Predict({rest.frames, rest.prefill_rows, 0}).p50 + rest.decode_steps * decode;
-  const Micros slack = Since(start_ + own + later, r.deadline);
-  if (slack.count() < 0) return;  // it is late whatever others do
+  const CostPrediction now = lane_->cost.Predict(plan_.shape);
+  const CostPrediction prefill = lane_->cost.Predict({rest.frames, rest.prefill_rows, 0});
+  const CostPrediction decode =
+      lane_->cost.Predict({0, 0, std::max(tier_decode_rows_, rest.decode_rows)});
+  const TimePoint likely = start_ + now.p50 + prefill.p50 + rest.decode_steps * decode.p50;
+  if (likely > r.deadline) return;  // it is late whatever others do
+  // What is promised away here cannot be taken back when a step takes longer.
+  const TimePoint safe = start_ + now.p99 + prefill.p99 + rest.decode_steps * decode.p99;
+  const Micros own = now.p99;
+  const Micros slack = std::max(Micros(0), Since(safe, r.deadline));
   const int64_t steps = 1 + rest.decode_steps + (rest.prefill_rows > 0 ? 1 : 0);
-  lower_limit_ = std::min(lower_limit_, own + slack / steps);
+  const Micros limit = own + slack / steps;
+  lower_limit_ = std::min(lower_limit_, limit);
   if (c.group == 0) {
-    peers_.push_back({c.pass, c.deadline, own + slack});
+    peers_.push_back({c.pass, c.deadline, limit});
   } else {
-    peer_limit_ = std::min(peer_limit_, own + slack);
+    peer_limit_ = std::min(peer_limit_, limit);
   }
 }
 
@@ -308,9 +306,8 @@ void Planner::ForceUnit(ActiveRequest& aged) {
   }
   if (empty()) return;
   aged.aged = true;
-  const double us =
-      std::max(1.0, static_cast<double>(lane_->cost.Predict(plan_.shape).p50.count()));
-  worker_->next_aged = now_ + Micros(std::llround(us / options_.ageing_share));
+  worker_->next_aged =
+      now_ + Micros(std::llround(static_cast<double>(aged_cost_.count()) / options_.ageing_share));
 }
 
 // ---------------------------------------------------------------------------------------- starts

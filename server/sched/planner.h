@@ -8,9 +8,9 @@
 //
 // Time limits of a unit, all against the predicted p99 of the whole step:
 //  - the step ceiling;
-//  - below the tier of a request already in the step: what that request can spare in this step,
-//    its slack spread over the steps it still needs;
-//  - an encode or prefill of the same tier but less urgent: all the slack of that request.
+//  - what more urgent requests already in the step can spare: the slack of each, spread evenly over
+//    the steps it still needs, so that none uses up what it may need later. Decode rows of the same
+//    tier are exempt.
 // The most urgent unit of a step is under no limit, so a step always makes progress, and decode
 // rows leave room for it.
 #include <array>
@@ -63,7 +63,7 @@ class Planner {
   static bool MoreUrgent(const Candidate& a, const Candidate& b);
   void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
   ActiveRequest* PickAged(WorkerState& worker);
-  bool TopTierCanWait(const WorkerState& worker, Micros extra);
+  bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
 
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
   void EnterTier(const std::vector<Candidate>& candidates, size_t from);
@@ -102,6 +102,7 @@ class Planner {
   uint32_t logit_rows_ = 0;
   Reserve reserve_;
   ActiveRequest* head_ = nullptr;
+  Micros aged_cost_{0};  // of the unit that ageing may put first
   std::optional<uint32_t> tier_;
   uint32_t tier_decode_rows_ = 0;       // decode rows that the current tier may add
   Micros upper_limit_ = Micros::max();  // by requests of higher tiers
@@ -116,7 +117,6 @@ class Planner {
   std::vector<std::vector<Candidate>> candidates_;
   std::vector<Candidate> heads_;
   std::vector<ActiveRequest*> victims_;
-  std::vector<const ActiveRequest*> top_;
 };
 
 }  // namespace saccade

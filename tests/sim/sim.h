@@ -1,0 +1,757 @@
+#pragma once
+// A discrete-event simulation of the engine around the real scheduler and caches: a manual clock,
+// workers with known true costs, and a device whose "model" is a hash chain over real page tables,
+// so that a wrong page, a stale embedding, a lost or a repeated token changes the answer.
+//
+// After every event it checks: the plan keeps its limits; no work of an ended or expired request
+// runs; a sequence has one item per step; a worker is never idle while work waits; one Outcome per
+// admitted request; answers equal those of the request alone; nothing late is called on time;
+// Scheduler::CheckInvariants.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/digest.h"
+#include "kv/timeline.h"
+#include "sched/scheduler.h"
+
+namespace saccade::sim {
+
+inline uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Deterministic on every platform.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next() { return state_ = Mix(state_, 1); }
+  uint32_t Below(uint32_t n) { return n == 0 ? 0 : static_cast<uint32_t>((Next() >> 32) % n); }
+  double Uniform() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
+  bool Chance(double p) { return Uniform() < p; }
+
+ private:
+  uint64_t state_;
+};
+
+// What a step really takes, in microseconds.
+struct TrueCosts {
+  double vision_base = 500;
+  double frame = 3000;
+  double trunk_base = 1000;
+  double prefill_row = 50;
+  double decode_row = 100;
+  double noise = 0;  // uniform, +- this fraction
+
+  double Of(const StepShape& s) const {
+    const bool trunk = s.prefill_rows + s.decode_rows > 0;
+    return (s.frames > 0 ? vision_base : 0) + frame * s.frames + (trunk ? trunk_base : 0) +
+           prefill_row * s.prefill_rows + decode_row * s.decode_rows;
+  }
+};
+
+// The model of the simulation: the value of a row hashes its input and everything before it.
+struct Chain {
+  uint64_t state = 1;
+  uint64_t Push(uint64_t position, uint64_t input) {
+    const uint64_t value = Mix(Mix(state, position), input);
+    state = Mix(state, value);
+    return value;
+  }
+  void Read(uint64_t value) { state = Mix(state, value); }
+  int32_t Sample(const SampleTarget& target) const {
+    const uint64_t draw = target.temperature > 0 ? Mix(target.seed, target.index) : 0;
+    return static_cast<int32_t>(Mix(state, draw) % 1000);
+  }
+};
+inline uint64_t FrameValue(const Content& frame, uint32_t camera) {
+  return Mix(Mix(frame.digest.high, frame.digest.low), camera);
+}
+inline uint64_t VisionInput(uint64_t frame_value, uint32_t offset) {
+  return Mix(frame_value, 1'000'000 + offset);
+}
+
+// The bytes of one lane.
+class FakeDevice {
+ public:
+  explicit FakeDevice(const LaneOptions& options)
+      : options_(options),
+        kv_(size_t{options.kv.num_blocks} * options.kv.block_tokens),
+        embeddings_(options.embedding_slots),
+        tokens_(size_t{options.sequence_slots} * options.max_action_tokens, -7) {}
+
+  void Run(const StepPlan& plan, std::vector<SampledToken>& out);
+
+ private:
+  uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
+
+  const LaneOptions options_;
+  std::vector<uint64_t> kv_;
+  std::vector<uint64_t> embeddings_;
+  std::vector<int32_t> tokens_;
+};
+
+struct Spec {
+  uint32_t klass = 0;
+  uint32_t model = 0;
+  uint64_t session = 1;
+  std::shared_ptr<const Timeline> timeline = nullptr;
+  uint32_t action_tokens = 7;
+  uint32_t samples = 1;
+  float temperature = 0;
+  uint64_t seed = 0;
+  std::optional<Micros> deadline = std::nullopt;  // from now; the class's when absent
+  std::shared_ptr<TapSink> tap = nullptr;
+};
+
+// What became of a request.
+struct Tracked {
+  RequestId id;
+  Spec spec;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  absl::Status offered;
+  std::optional<Outcome> outcome;
+  TimePoint outcome_at{};
+  std::optional<TimePoint> first_start;
+  uint32_t steps = 0;  // that named it and finished
+  uint32_t encodes = 0;
+  std::vector<std::vector<int32_t>> streamed;  // as the engine would emit them
+  std::vector<TimePoint> token_times;          // of sample 0
+
+  bool ok() const { return outcome && outcome->status.ok(); }
+  Reason reason() const { return GetErrorInfo(outcome ? outcome->status : offered).reason; }
+  Micros latency() const { return ToMicros(outcome_at - arrival); }
+};
+
+struct FinishedStep {
+  StepPlan plan;
+  TimePoint started;
+  TimePoint finished;
+};
+
+struct Options {
+  SchedulerOptions scheduler;
+  std::vector<LaneOptions> lanes;
+  TrueCosts costs;
+  uint64_t seed = 1;
+  uint32_t check_every = 1;  // events between full checks
+  bool keep_steps = true;
+};
+
+inline LatencyClass Class(std::string name, uint32_t tier, int64_t deadline_us,
+                          OnLate on_late = OnLate::kReject, uint32_t max_queued = 64,
+                          uint32_t shares = 1, Modality preferred = Modality::kAction) {
+  LatencyClass c;
+  c.name = std::move(name);
+  c.tier = tier;
+  c.deadline = Micros(deadline_us);
+  c.on_late = on_late;
+  c.max_queued = max_queued;
+  c.shares = shares;
+  c.preferred = preferred;
+  return c;
+}
+
+inline LaneOptions Lane(int32_t worker = 0, int32_t model = 0, uint32_t blocks = 512) {
+  LaneOptions lane;
+  lane.worker = WorkerId(worker);
+  lane.model = ModelId(model);
+  lane.kv.num_blocks = blocks;
+  lane.kv.block_tokens = 16;
+  for (PartitionQuota& quota : lane.kv.partitions) quota = {0, blocks};
+  lane.embedding_slots = 64;
+  lane.sequence_slots = 64;
+  lane.max_action_tokens = 64;
+  lane.max_rows = 512;
+  lane.max_frames = 8;
+  lane.max_logit_rows = 64;
+  return lane;
+}
+
+// Four classes: 0 control (tier 0), 1 perception and 2 planning (tier 1), 3 best effort (tier 2).
+inline Options DefaultOptions() {
+  Options options;
+  options.scheduler.classes = {Class("control", 0, 40'000),
+                               Class("perception", 1, 0, OnLate::kRunLate, 64, 4),
+                               Class("planning", 1, 0, OnLate::kRunLate, 64, 2),
+                               Class("best_effort", 2, 0, OnLate::kRunLate, 256, 1)};
+  options.lanes = {Lane()};
+  return options;
+}
+
+class Simulation {
+ public:
+  explicit Simulation(Options options);
+
+  // Pixels are interned: one number, one frame.
+  ContentRef Frame(uint64_t number);
+  // [BOS] [32 vision tokens of each frame] [text].
+  std::shared_ptr<const Timeline> Prompt(const std::vector<uint64_t>& frames, uint32_t text_tokens,
+                                         uint64_t text_seed = 1, uint32_t vision_tokens = 32);
+
+  size_t Offer(Spec spec);  // now; index into requests()
+  void After(Micros delay, std::function<void()> action);
+  void RunFor(Micros time);
+  // Until nothing is left to do; fails the test when that takes longer than `limit`.
+  void RunToIdle(Micros limit = Micros(600'000'000));
+  // One more event; false when there is none.
+  bool Step();
+
+  void Cancel(size_t request);
+  void CancelSession(uint64_t session);
+  void LoseWorker(int32_t worker);
+  void FailRunningStep(int32_t worker);  // when it finishes
+  void MakeNonFinite(size_t request, uint32_t sample, uint32_t index);
+
+  TimePoint now() const { return now_; }
+  Scheduler& scheduler() { return *scheduler_; }
+  const std::vector<Tracked>& requests() const { return requests_; }
+  const Tracked& request(size_t i) const { return requests_[i]; }
+  const std::vector<FinishedStep>& steps() const { return steps_; }
+  uint64_t revocations() const { return revocations_; }
+  // Steps of the worker that is running, and one queued.
+  const StepPlan* running(int32_t worker = 0) const;
+  const StepPlan* queued(int32_t worker = 0) const;
+  bool InFlight(size_t request) const;
+  double MicrosOf(const StepShape& shape) const { return options_.costs.Of(shape); }
+  uint32_t HeldBlocks(size_t lane = 0);
+  // Nothing is held anywhere.
+  void ExpectBaseline();
+
+ private:
+  struct Worker {
+    WorkerId id;
+    std::optional<StepPlan> running;
+    std::optional<StepPlan> queued;
+    TimePoint started{};
+    TimePoint finishes{};
+    bool fail = false;
+    bool lost = false;
+  };
+  struct Event {
+    TimePoint at;
+    uint64_t order;
+    std::function<void()> action;
+    bool operator>(const Event& other) const {
+      return std::tie(at, order) > std::tie(other.at, other.order);
+    }
+  };
+
+  void StartStep(Worker& worker, StepPlan plan);
+  void FinishStep(Worker& worker);
+  void CheckPlan(const Worker& worker, const StepPlan& plan, TimePoint start);
+  void Pump();
+  void Deliver();
+  void CheckAll();
+  std::vector<std::vector<int32_t>> Expected(const Tracked& request) const;
+  Tracked* Find(RequestId id);
+  FakeDevice& DeviceOf(const StepPlan& plan);
+
+  Options options_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<FakeDevice> devices_;  // by lane
+  std::vector<Worker> workers_;
+  std::vector<Event> events_;  // a heap
+  uint64_t next_event_ = 0;
+  TimePoint now_{Micros(1'000'000)};
+  Random noise_;
+  std::map<uint64_t, ContentRef> frames_;
+  std::vector<Tracked> requests_;
+  std::unordered_map<RequestId, size_t> index_;
+  std::vector<FinishedStep> steps_;
+  std::set<std::tuple<uint64_t, uint32_t, uint32_t>> non_finite_;
+  uint64_t revocations_ = 0;
+  uint64_t checks_ = 0;
+  size_t live_ = 0;
+};
+
+// ------------------------------------------------------------------------------------------------
+
+inline uint64_t& FakeDevice::Cell(const TrunkItem& item, uint32_t token, size_t& page) {
+  while (page < item.pages.size() && token >= item.pages[page].position + item.pages[page].len) {
+    ++page;
+  }
+  static uint64_t nowhere;
+  if (page == item.pages.size() || token < item.pages[page].position) {
+    ADD_FAILURE() << "token " << token << " has no page";
+    return nowhere;
+  }
+  const size_t offset = token - item.pages[page].position;
+  EXPECT_LT(offset, options_.kv.block_tokens);
+  EXPECT_LT(static_cast<uint32_t>(item.pages[page].block.value()), options_.kv.num_blocks);
+  return kv_[static_cast<size_t>(item.pages[page].block.value()) * options_.kv.block_tokens +
+             offset];
+}
+
+inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out) {
+  for (const BlockCopy& copy : plan.copies) {
+    const size_t n = options_.kv.block_tokens;
+    std::copy_n(kv_.begin() + static_cast<std::ptrdiff_t>(copy.from.value() * n), n,
+                kv_.begin() + static_cast<std::ptrdiff_t>(copy.to.value() * n));
+  }
+  for (const EncodeItem& item : plan.encodes) {
+    embeddings_[static_cast<size_t>(item.slot.value())] = FrameValue(*item.frame, item.camera);
+  }
+  for (const TrunkItem& item : plan.trunk) {
+    const Timeline& timeline = *item.timeline;
+    Chain chain;
+    size_t page = 0;
+    for (uint32_t t = 0; t < item.begin; ++t) chain.Read(Cell(item, t, page));
+    size_t segment = 0;
+    for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
+      uint64_t input = 0;
+      if (!item.known_tokens.empty()) {
+        ASSERT_EQ(item.known_tokens.size(), item.count);
+        ASSERT_GE(t, timeline.num_tokens());
+        input = static_cast<uint64_t>(item.known_tokens[t - item.begin]);
+      } else if (t >= timeline.num_tokens()) {
+        ASSERT_TRUE(item.slot.valid());
+        input = static_cast<uint64_t>(
+            tokens_[static_cast<size_t>(item.slot.value()) * options_.max_action_tokens + t -
+                    timeline.num_tokens()]);
+      } else {
+        while (t >= timeline.segments()[segment].end) ++segment;
+        const Segment& s = timeline.segments()[segment];
+        if (s.modality == Modality::kVision) {
+          ASSERT_TRUE(item.embeddings[segment].valid());
+          input = VisionInput(embeddings_[static_cast<size_t>(item.embeddings[segment].value())],
+                              t - s.begin);
+        } else {
+          input = static_cast<uint64_t>(timeline.tokens()[t]);
+        }
+      }
+      Cell(item, t, page) = chain.Push(t, input);
+    }
+    for (const SampleTarget& target : item.samples) {
+      const int32_t token = chain.Sample(target);
+      tokens_[static_cast<size_t>(target.slot.value()) * options_.max_action_tokens +
+              target.index] = token;
+      out.push_back({item.request, target.sample, target.index, token});
+    }
+  }
+}
+
+inline Simulation::Simulation(Options options)
+    : options_(std::move(options)), noise_(options_.seed) {
+  auto scheduler = Scheduler::Create(options_.scheduler, options_.lanes);
+  EXPECT_TRUE(scheduler.ok()) << scheduler.status();
+  scheduler_ = *std::move(scheduler);
+  for (const LaneOptions& lane : options_.lanes) {
+    devices_.emplace_back(lane);
+    const bool known = std::any_of(workers_.begin(), workers_.end(),
+                                   [&](const Worker& w) { return w.id == lane.worker; });
+    if (!known) workers_.emplace_back().id = lane.worker;
+  }
+}
+
+inline ContentRef Simulation::Frame(uint64_t number) {
+  ContentRef& frame = frames_[number];
+  if (frame == nullptr) {
+    auto content = std::make_shared<Content>();
+    content->digest = DigestBuilder("frame.v1").Field(number).Finish();
+    content->width = content->height = 1;
+    content->rgb = {1, 2, 3};
+    frame = std::move(content);
+  }
+  return frame;
+}
+
+inline std::shared_ptr<const Timeline> Simulation::Prompt(const std::vector<uint64_t>& frames,
+                                                          uint32_t text_tokens, uint64_t text_seed,
+                                                          uint32_t vision_tokens) {
+  TimelineBuilder builder(DigestBuilder("salt").Finish(), options_.lanes[0].kv.block_tokens);
+  builder.AddText(std::vector<int32_t>{1});
+  for (uint32_t camera = 0; camera < frames.size(); ++camera) {
+    builder.AddVision(camera, Frame(frames[camera]), vision_tokens);
+  }
+  std::vector<int32_t> text;
+  for (uint32_t i = 0; i < text_tokens; ++i) {
+    text.push_back(static_cast<int32_t>(Mix(text_seed, i) % 30000));
+  }
+  builder.AddText(text);
+  return builder.Build();
+}
+
+inline size_t Simulation::Offer(Spec spec) {
+  Tracked tracked;
+  tracked.id = RequestId(requests_.size() + 1);
+  tracked.arrival = now_;
+  tracked.streamed.resize(spec.samples);
+  Request request;
+  request.id = tracked.id;
+  request.session = SessionId(spec.session);
+  request.model = ModelId(static_cast<int32_t>(spec.model));
+  request.klass = ClassId(static_cast<int32_t>(spec.klass));
+  request.arrival = now_;
+  if (spec.deadline) request.deadline = now_ + *spec.deadline;
+  request.timeline = spec.timeline;
+  request.action_tokens = spec.action_tokens;
+  request.samples = spec.samples;
+  request.temperature = spec.temperature;
+  request.seed = spec.seed;
+  request.tap = spec.tap;
+  tracked.deadline = request.deadline;
+  const Micros of_class = options_.scheduler.classes[spec.klass].deadline;
+  if (tracked.deadline == kNever && of_class.count() > 0) tracked.deadline = now_ + of_class;
+  tracked.spec = std::move(spec);
+  tracked.offered = scheduler_->Offer(std::move(request), now_);
+  if (tracked.offered.ok()) ++live_;
+  index_[tracked.id] = requests_.size();
+  requests_.push_back(std::move(tracked));
+  After(Micros(0), [] {});  // the engine looks for work
+  return requests_.size() - 1;
+}
+
+inline void Simulation::After(Micros delay, std::function<void()> action) {
+  events_.push_back({now_ + delay, next_event_++, std::move(action)});
+  std::push_heap(events_.begin(), events_.end(), std::greater<>());
+}
+
+inline bool Simulation::Step() {
+  // The earliest of: a scripted event, a finished step, the scheduler's own wake-up.
+  TimePoint next = kNever;
+  Worker* finished = nullptr;
+  for (Worker& worker : workers_) {
+    if (worker.running && !worker.lost && worker.finishes < next) {
+      next = worker.finishes;
+      finished = &worker;
+    }
+  }
+  const bool scripted = !events_.empty() && events_.front().at <= next;
+  if (scripted) next = events_.front().at;
+  const TimePoint wake = scheduler_->NextWake();
+  if (wake < next) {
+    now_ = std::max(now_, wake);
+  } else if (next == kNever) {
+    return false;
+  } else if (scripted) {
+    now_ = std::max(now_, next);
+    std::pop_heap(events_.begin(), events_.end(), std::greater<>());
+    const Event event = std::move(events_.back());
+    events_.pop_back();
+    event.action();
+  } else {
+    now_ = std::max(now_, next);
+    FinishStep(*finished);
+  }
+  Pump();
+  return true;
+}
+
+inline void Simulation::RunFor(Micros time) {
+  bool over = false;
+  After(time, [&over] { over = true; });
+  while (!over && Step()) {
+  }
+}
+
+inline void Simulation::RunToIdle(Micros limit) {
+  const TimePoint until = now_ + limit;
+  while (Step()) {
+    if (now_ > until) {
+      ADD_FAILURE() << "not idle after " << limit.count() << " us, " << live_ << " requests live";
+      return;
+    }
+  }
+  EXPECT_EQ(live_, 0u);
+  EXPECT_TRUE(scheduler_->idle());
+}
+
+inline void Simulation::Cancel(size_t request) {
+  scheduler_->Fail(requests_[request].id, absl::CancelledError("cancelled"), now_);
+}
+
+inline void Simulation::CancelSession(uint64_t session) {
+  scheduler_->FailSession(SessionId(session), absl::CancelledError("gone"), now_);
+}
+
+inline void Simulation::LoseWorker(int32_t worker) {
+  for (Worker& w : workers_) {
+    if (w.id != WorkerId(worker)) continue;
+    w.lost = true;
+    w.running.reset();
+    w.queued.reset();
+  }
+  scheduler_->OnWorkerLost(WorkerId(worker), now_);
+}
+
+inline void Simulation::FailRunningStep(int32_t worker) {
+  for (Worker& w : workers_) {
+    if (w.id == WorkerId(worker)) w.fail = true;
+  }
+}
+
+inline void Simulation::MakeNonFinite(size_t request, uint32_t sample, uint32_t index) {
+  non_finite_.insert({requests_[request].id.value(), sample, index});
+}
+
+inline const StepPlan* Simulation::running(int32_t worker) const {
+  for (const Worker& w : workers_) {
+    if (w.id == WorkerId(worker) && w.running) return &*w.running;
+  }
+  return nullptr;
+}
+
+inline const StepPlan* Simulation::queued(int32_t worker) const {
+  for (const Worker& w : workers_) {
+    if (w.id == WorkerId(worker) && w.queued) return &*w.queued;
+  }
+  return nullptr;
+}
+
+inline bool Names(const StepPlan& plan, RequestId id) {
+  return std::any_of(plan.trunk.begin(), plan.trunk.end(),
+                     [id](const TrunkItem& item) { return item.request == id; }) ||
+         std::any_of(plan.encodes.begin(), plan.encodes.end(),
+                     [id](const EncodeItem& item) { return item.request == id; });
+}
+
+inline bool Simulation::InFlight(size_t request) const {
+  return std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+    return (worker.running && Names(*worker.running, requests_[request].id)) ||
+           (worker.queued && Names(*worker.queued, requests_[request].id));
+  });
+}
+
+inline uint32_t Simulation::HeldBlocks(size_t lane) {
+  uint32_t held = 0;
+  for (const PartitionStats& p : scheduler_->stats().lanes[lane].kv.partitions) held += p.held;
+  return held;
+}
+
+inline void Simulation::ExpectBaseline() {
+  const SchedulerStats stats = scheduler_->stats();
+  for (const SchedulerStats::Class& c : stats.classes) EXPECT_EQ(c.queued + c.running, 0u);
+  for (const SchedulerStats::Lane& lane : stats.lanes) {
+    uint32_t idle = 0;
+    for (const PartitionStats& p : lane.kv.partitions) {
+      EXPECT_EQ(p.held, 0u);
+      idle += p.idle;
+    }
+    EXPECT_EQ(lane.kv.free_blocks + idle, lane.kv.num_blocks);
+    EXPECT_EQ(lane.embeddings_held, 0u);
+  }
+  EXPECT_TRUE(scheduler_->CheckInvariants().ok()) << scheduler_->CheckInvariants();
+}
+
+inline FakeDevice& Simulation::DeviceOf(const StepPlan& plan) {
+  for (size_t i = 0; i < options_.lanes.size(); ++i) {
+    if (options_.lanes[i].worker == plan.worker && options_.lanes[i].model == plan.model) {
+      return devices_[i];
+    }
+  }
+  ADD_FAILURE() << "a step for an unknown lane";
+  return devices_[0];
+}
+
+inline Tracked* Simulation::Find(RequestId id) {
+  const auto it = index_.find(id);
+  return it == index_.end() ? nullptr : &requests_[it->second];
+}
+
+inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
+  const double noise = 1 + options_.costs.noise * (2 * noise_.Uniform() - 1);
+  worker.started = now_;
+  worker.finishes =
+      now_ + Micros(std::max<int64_t>(1, std::llround(options_.costs.Of(plan.shape) * noise)));
+  for (const TrunkItem& item : plan.trunk) {
+    Tracked& r = *Find(item.request);
+    if (!r.first_start) r.first_start = now_;
+  }
+  for (const EncodeItem& item : plan.encodes) {
+    Tracked& r = *Find(item.request);
+    if (!r.first_start) r.first_start = now_;
+    ++r.encodes;
+  }
+  worker.running = std::move(plan);
+}
+
+inline void Simulation::FinishStep(Worker& worker) {
+  const StepPlan plan = *std::exchange(worker.running, std::nullopt);
+  StepResult result;
+  result.id = plan.id;
+  result.started = worker.started;
+  result.finished = now_;
+  if (worker.fail) {
+    worker.fail = false;
+    result.status = absl::InternalError("injected");
+  } else {
+    DeviceOf(plan).Run(plan, result.tokens);
+    for (SampledToken& token : result.tokens) {
+      if (non_finite_.contains({token.request.value(), token.sample, token.index})) {
+        token.token = -1;
+      }
+    }
+  }
+  if (worker.queued) StartStep(worker, *std::exchange(worker.queued, std::nullopt));
+  scheduler_->OnStepDone(plan, result, now_);
+  std::set<uint64_t> named;
+  for (const TrunkItem& item : plan.trunk) named.insert(item.request.value());
+  for (const EncodeItem& item : plan.encodes) named.insert(item.request.value());
+  for (const uint64_t id : named) ++Find(RequestId(id))->steps;
+  for (const SampledToken& token : result.tokens) {
+    Tracked& r = *Find(token.request);
+    if (r.outcome || token.token < 0) continue;
+    ASSERT_EQ(r.streamed[token.sample].size(), token.index) << "a token is lost or repeated";
+    r.streamed[token.sample].push_back(token.token);
+    if (token.sample == 0) r.token_times.push_back(now_);
+  }
+  if (options_.keep_steps) steps_.push_back({plan, result.started, now_});
+}
+
+inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, TimePoint start) {
+  EXPECT_EQ(plan.worker, worker.id);
+  const auto lane = std::find_if(options_.lanes.begin(), options_.lanes.end(), [&](const auto& l) {
+    return l.worker == plan.worker && l.model == plan.model;
+  });
+  ASSERT_NE(lane, options_.lanes.end());
+  StepShape shape;
+  uint32_t logits = 0;
+  std::set<std::pair<uint64_t, int32_t>> sequences;
+  const auto check_request = [&](RequestId id) {
+    const Tracked& r = *Find(id);
+    EXPECT_FALSE(r.outcome.has_value()) << "work for an ended request";
+    const LatencyClass& klass = options_.scheduler.classes[r.spec.klass];
+    if (klass.on_late == OnLate::kReject) {
+      EXPECT_GT(r.deadline, start) << "expired work runs";
+    }
+  };
+  for (const EncodeItem& item : plan.encodes) {
+    check_request(item.request);
+    ASSERT_NE(item.frame, nullptr);
+    ++shape.frames;
+  }
+  for (const TrunkItem& item : plan.trunk) {
+    check_request(item.request);
+    EXPECT_GT(item.count, 0u);
+    (item.slot.valid() && item.count == 1 ? shape.decode_rows : shape.prefill_rows) += item.count;
+    logits += static_cast<uint32_t>(item.samples.size());
+    EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
+        << "two items of one sequence in a step";
+  }
+  EXPECT_EQ(shape, plan.shape);
+  EXPECT_GT(shape.frames + shape.prefill_rows + shape.decode_rows, 0u) << "an empty step";
+  EXPECT_LE(shape.frames, lane->max_frames);
+  EXPECT_LE(shape.prefill_rows + shape.decode_rows, lane->max_rows);
+  EXPECT_LE(logits, lane->max_logit_rows);
+  const Micros ceiling = options_.scheduler.step_ceiling;
+  if (ceiling.count() > 0 && plan.predicted_p99 > ceiling) {
+    // Only the smallest unit of one request may pass it.
+    EXPECT_LE(plan.shape.frames, 1u);
+    EXPECT_LE(plan.shape.prefill_rows, options_.scheduler.min_prefill_chunk);
+    EXPECT_EQ(plan.encodes.size() + plan.trunk.size(), 1u);
+  }
+}
+
+inline void Simulation::Pump() {
+  scheduler_->Sweep(now_);
+  for (Worker& worker : workers_) {
+    if (worker.lost) continue;
+    for (int round = 0; worker.queued && scheduler_->ShouldRevoke(*worker.queued, now_); ++round) {
+      ASSERT_LT(round, 3) << "revoked and planned for ever";
+      scheduler_->OnStepRevoked(*worker.queued, now_);
+      worker.queued.reset();
+      ++revocations_;
+      const TimePoint free_at = std::max(now_, worker.started + worker.running->predicted_p50);
+      if (auto plan = scheduler_->Plan(worker.id, now_, free_at)) {
+        CheckPlan(worker, *plan, free_at);
+        worker.queued = std::move(plan);
+      }
+    }
+    for (;;) {
+      const uint32_t depth = (worker.running ? 1u : 0u) + (worker.queued ? 1u : 0u);
+      if (depth >= options_.scheduler.pipeline_depth || worker.queued) break;
+      TimePoint free_at = now_;
+      if (worker.running) {
+        free_at = std::max(now_, worker.started + worker.running->predicted_p50);
+      }
+      auto plan = scheduler_->Plan(worker.id, now_, free_at);
+      if (!plan) break;
+      CheckPlan(worker, *plan, free_at);
+      if (worker.running) {
+        worker.queued = std::move(plan);
+      } else {
+        StartStep(worker, *std::move(plan));
+      }
+    }
+  }
+  Deliver();
+  const bool all_idle = std::none_of(workers_.begin(), workers_.end(),
+                                     [](const Worker& w) { return w.running.has_value(); });
+  if (all_idle && live_ > 0) ADD_FAILURE() << "every worker is idle, " << live_ << " requests wait";
+  if (++checks_ % options_.check_every == 0) CheckAll();
+}
+
+inline void Simulation::CheckAll() {
+  const absl::Status status = scheduler_->CheckInvariants();
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+inline void Simulation::Deliver() {
+  for (Outcome& outcome : scheduler_->TakeOutcomes()) {
+    Tracked* r = Find(outcome.id);
+    ASSERT_NE(r, nullptr);
+    ASSERT_TRUE(r->offered.ok()) << "an outcome of a refused request";
+    ASSERT_FALSE(r->outcome.has_value()) << "two outcomes of one request";
+    r->outcome = std::move(outcome);
+    r->outcome_at = now_;
+    --live_;
+    if (!r->outcome->status.ok()) continue;
+    EXPECT_EQ(r->outcome->tokens, r->streamed);
+    EXPECT_EQ(r->outcome->tokens, Expected(*r)) << "request " << r->id.value();
+    if (options_.scheduler.classes[r->spec.klass].on_late == OnLate::kReject) {
+      EXPECT_LT(now_, r->deadline) << "a late answer passes for one on time";
+      EXPECT_FALSE(r->outcome->late);
+    } else {
+      EXPECT_EQ(r->outcome->late, r->deadline <= now_);
+    }
+  }
+}
+
+inline std::vector<std::vector<int32_t>> Simulation::Expected(const Tracked& r) const {
+  const Timeline& timeline = *r.spec.timeline;
+  Chain prompt;
+  for (const Segment& s : timeline.segments()) {
+    for (uint32_t t = s.begin; t < s.end; ++t) {
+      prompt.Push(t, s.modality == Modality::kVision
+                         ? VisionInput(FrameValue(*s.content, s.camera), t - s.begin)
+                         : static_cast<uint64_t>(timeline.tokens()[t]));
+    }
+  }
+  std::vector<std::vector<int32_t>> tokens(r.spec.samples);
+  for (uint32_t sample = 0; sample < r.spec.samples; ++sample) {
+    Chain chain = prompt;
+    SampleTarget target;
+    target.temperature = r.spec.temperature;
+    target.seed = r.spec.seed;
+    // Seeds of further samples are the scheduler's to choose: only greedy ones are known here.
+    if (sample > 0 && r.spec.temperature > 0) {
+      tokens[sample] = r.outcome->tokens[sample];
+      continue;
+    }
+    for (uint32_t i = 0; i < r.spec.action_tokens; ++i) {
+      target.index = i;
+      tokens[sample].push_back(chain.Sample(target));
+      chain.Push(timeline.num_tokens() + i, static_cast<uint64_t>(tokens[sample].back()));
+    }
+  }
+  return tokens;
+}
+
+}  // namespace saccade::sim
