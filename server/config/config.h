@@ -31,7 +31,6 @@ struct ServerConfig {
 };
 
 struct LimitsConfig {
-  uint32_t cameras_per_session = 8;
   uint64_t max_image_bytes = 8'388'608;  // one frame as sent, encoded or raw
   uint64_t max_pixels = 16'777'216;      // width x height, checked from the header before decoding
   uint32_t max_instruction_bytes = 4'096;  // UTF-8

@@ -105,12 +105,11 @@ void Describe(V& v, ServerConfig& c) {
 
 template <class V>
 void Describe(V& v, LimitsConfig& c) {
-  v.Integer(Key{"cameras_per_session", "Cameras one session may open."}, c.cameras_per_session, 1,
-            64);
   v.Integer(Key{"max_image_bytes", "One frame as sent, encoded or raw."}, c.max_image_bytes, 1'024,
             1'073'741'824);
   v.Integer(Key{"max_pixels",
-                "Width x height of one frame, checked from its header before a byte is decoded."},
+                "Width x height of one frame, checked from its header before a byte is "
+                "decoded."},
             c.max_pixels, 1'024, 268'435'456);
   v.Integer(Key{"max_instruction_bytes", "One instruction in UTF-8."}, c.max_instruction_bytes, 1,
             1'048'576);
