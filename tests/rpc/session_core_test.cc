@@ -1,0 +1,314 @@
+// A stream against a transport that can stall: bounded outbox, pausing, housekeeping, endings.
+#include "rpc/session_core.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+
+#include "tests/rpc/harness.h"
+
+namespace saccade::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Keeps what is asked of it; the test completes it.
+class FakePort final : public StreamPort {
+ public:
+  void Read() override {
+    const std::lock_guard lock(mu_);
+    EXPECT_FALSE(reading_);
+    reading_ = true;
+  }
+  void Write(const std::string& bytes) override {
+    const std::lock_guard lock(mu_);
+    EXPECT_FALSE(writing_) << "two writes at once";
+    writing_ = true;
+    EXPECT_TRUE(written_.emplace_back().ParseFromString(bytes));
+  }
+  void Finish(const absl::Status& status) override {
+    const std::lock_guard lock(mu_);
+    EXPECT_FALSE(finished_) << "finished twice";
+    EXPECT_FALSE(writing_) << "finished during a write";
+    finished_ = status;
+  }
+  void Abort() override {
+    const std::lock_guard lock(mu_);
+    aborted_ = true;
+  }
+
+  bool TakeRead() {
+    const std::lock_guard lock(mu_);
+    return std::exchange(reading_, false);
+  }
+  bool TakeWrite() {
+    const std::lock_guard lock(mu_);
+    return std::exchange(writing_, false);
+  }
+  size_t written() const {
+    const std::lock_guard lock(mu_);
+    return written_.size();
+  }
+  v1::SessionResponse last() const {
+    const std::lock_guard lock(mu_);
+    return written_.back();
+  }
+  std::optional<absl::Status> finished() const {
+    const std::lock_guard lock(mu_);
+    return finished_;
+  }
+  bool aborted() const {
+    const std::lock_guard lock(mu_);
+    return aborted_;
+  }
+
+ private:
+  mutable std::mutex mu_;
+  bool reading_ = false;
+  bool writing_ = false;
+  bool aborted_ = false;
+  std::vector<v1::SessionResponse> written_;
+  std::optional<absl::Status> finished_;
+};
+
+class SessionCoreTest : public ::testing::Test {
+ protected:
+  void Make(uint32_t outbox) {
+    server_ = std::make_unique<TestServer>(ServerOptions{.model = {.gate = gate_},
+                                                         .config =
+                                                             [&](Config& config) {
+                                                               config.limits.outbox_messages =
+                                                                   outbox;
+                                                               config.limits.session_idle_s = 60;
+                                                             },
+                                                         .serve = false});
+    serving_ =
+        Serving::Create(server_->config(), server_->engine(), clock_, &server_->metrics()).value();
+    core_ = std::make_shared<SessionCore>(serving_, serving_->sessions().Admit().value(), kNever);
+    core_->Start(&port_);
+  }
+  void TearDown() override {
+    gate_->Open();
+    core_->OnCancelled();
+    if (port_.TakeWrite()) core_->OnWriteDone(false);
+    EXPECT_TRUE(port_.finished().has_value());
+    core_->Detach();
+    server_->ExpectIdleSoon();
+    EXPECT_EQ(serving_->sessions().open(), 0U);
+    core_ = nullptr;
+    serving_ = nullptr;
+  }
+
+  // False when the stream does not read.
+  bool Send(v1::SessionRequest request) {
+    if (!port_.TakeRead()) return false;
+    core_->OnMessage(&request, clock_.Now());
+    return true;
+  }
+  void Open(bool tokens = false) {
+    v1::SessionRequest request;
+    request.mutable_open()->set_instruction("go");
+    request.mutable_open()->mutable_options()->set_stream_tokens(tokens);
+    ASSERT_TRUE(Send(request));
+    ASSERT_TRUE(port_.TakeWrite());
+    ASSERT_TRUE(port_.last().has_opened());
+    core_->OnWriteDone(true);
+    v1::SessionRequest frame;
+    v1::RawImage& raw = *frame.mutable_vision()->mutable_raw();
+    raw.set_pixel_format(v1::PIXEL_FORMAT_RGB8);
+    raw.set_width(1);
+    raw.set_height(1);
+    raw.set_data("abc");
+    ASSERT_TRUE(Send(frame));
+  }
+  bool SendAct(uint64_t id) {
+    v1::SessionRequest request;
+    request.mutable_act()->set_id(id);
+    return Send(request);
+  }
+
+  SteadyClock clock_;
+  std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
+  std::unique_ptr<TestServer> server_;
+  std::shared_ptr<Serving> serving_;
+  FakePort port_;
+  std::shared_ptr<SessionCore> core_;
+};
+
+TEST_F(SessionCoreTest, StopsReadingAClientThatDoesNotRead) {
+  Make(8);
+  Open();
+  int sent = 0;
+  while (Send({})) ++sent;  // each is an error to be told
+  EXPECT_EQ(sent, 4);       // half of the outbox
+  EXPECT_FALSE(port_.finished());
+  const size_t before = port_.written();
+  // It reads again: everything comes, in order, and so does the next message.
+  while (port_.TakeWrite()) core_->OnWriteDone(true);
+  EXPECT_EQ(port_.written(), before + 3);
+  EXPECT_EQ(port_.last().error().message_number(), 6U);
+  EXPECT_TRUE(Send({}));
+}
+
+TEST_F(SessionCoreTest, AnswersThatNobodyReadsEndTheStream) {
+  Make(4);
+  Open();
+  gate_->Close();
+  for (uint64_t id = 1; id <= 10; ++id) ASSERT_TRUE(SendAct(id));
+  gate_->Open();
+  // One is being written, three wait; the next one is too many.
+  EXPECT_TRUE(Eventually([&] {
+    return server_->engine().Stats()->classes[3].running == 0 &&
+           server_->engine().Stats()->classes[3].queued == 0;
+  }));
+  EXPECT_FALSE(port_.finished());
+  ASSERT_TRUE(port_.TakeWrite());
+  core_->OnWriteDone(true);
+  ASSERT_TRUE(port_.finished());
+  EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(*port_.finished()).reason, Reason::kRateLimited);
+  EXPECT_FALSE(port_.TakeRead() && SendAct(11));
+}
+
+TEST_F(SessionCoreTest, AStalledStreamThatMustEndIsAborted) {
+  Make(4);
+  Open();
+  gate_->Close();
+  for (uint64_t id = 1; id <= 10; ++id) ASSERT_TRUE(SendAct(id));
+  gate_->Open();
+  EXPECT_TRUE(Eventually([&] {
+    return server_->engine().Stats()->classes[3].running == 0 &&
+           server_->engine().Stats()->classes[3].queued == 0;
+  }));
+  core_->Tick(clock_.Now() + milliseconds(100));
+  EXPECT_FALSE(port_.aborted());
+  core_->Tick(clock_.Now() + seconds(3));
+  EXPECT_TRUE(port_.aborted());
+  EXPECT_FALSE(port_.finished());
+}
+
+TEST_F(SessionCoreTest, TokenEventsGiveWayToAnswers) {
+  Make(6);
+  Open(true);
+  gate_->Close();
+  for (uint64_t id = 1; id <= 5; ++id) ASSERT_TRUE(SendAct(id));
+  gate_->Open();
+  // 15 token events and 5 answers; the first event is being written and nothing is read.
+  EXPECT_TRUE(Eventually([&] {
+    return server_->engine().Stats()->classes[3].running == 0 &&
+           server_->engine().Stats()->classes[3].queued == 0;
+  }));
+  EXPECT_FALSE(port_.finished());
+  int chunks = 0;
+  int tokens = 0;
+  while (port_.TakeWrite()) {
+    port_.last().has_chunk() ? ++chunks : ++tokens;
+    core_->OnWriteDone(true);
+  }
+  EXPECT_EQ(chunks, 5);
+  EXPECT_GE(tokens, 1);
+  EXPECT_LE(tokens, 3);
+  EXPECT_TRUE(SendAct(6));
+}
+
+TEST_F(SessionCoreTest, AStreamThatIsNeverOpenedEnds) {
+  Make(8);
+  core_->Tick(clock_.Now() + seconds(9));
+  EXPECT_FALSE(port_.finished());
+  core_->Tick(clock_.Now() + seconds(11));
+  ASSERT_TRUE(port_.finished());
+  EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(GetErrorInfo(*port_.finished()).field, "open");
+}
+
+TEST_F(SessionCoreTest, AnIdleSessionEnds) {
+  Make(8);
+  Open();
+  core_->Tick(clock_.Now() + seconds(59));
+  EXPECT_FALSE(port_.finished());
+  core_->Tick(clock_.Now() + seconds(61));
+  ASSERT_TRUE(port_.finished());
+  EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(SessionCoreTest, ASessionThatWaitsForAnAnswerIsNotIdle) {
+  Make(8);
+  Open();
+  gate_->Close();
+  ASSERT_TRUE(SendAct(1));
+  core_->Tick(clock_.Now() + seconds(120));
+  EXPECT_FALSE(port_.finished());
+  gate_->Open();
+  EXPECT_TRUE(Eventually([&] { return port_.TakeWrite(); }));
+  core_->OnWriteDone(true);
+  EXPECT_TRUE(port_.last().has_chunk());
+}
+
+TEST_F(SessionCoreTest, ASessionThatNeverReadsEnds) {
+  Make(8);
+  Open();
+  ASSERT_TRUE(Send({}));
+  core_->Tick(clock_.Now() + seconds(61));
+  EXPECT_FALSE(port_.finished());  // a write is in progress
+  core_->Tick(clock_.Now() + seconds(64));
+  EXPECT_TRUE(port_.aborted());
+  ASSERT_TRUE(port_.TakeWrite());
+  core_->OnWriteDone(false);
+  ASSERT_TRUE(port_.finished());
+  EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(SessionCoreTest, ClosingWaitsForWhatWasAccepted) {
+  Make(8);
+  Open();
+  gate_->Close();
+  ASSERT_TRUE(SendAct(1));
+  core_->NotifyDraining();
+  ASSERT_TRUE(port_.TakeWrite());
+  EXPECT_EQ(port_.last().notice().kind(), v1::NOTICE_KIND_DRAINING);
+  core_->OnWriteDone(true);
+  core_->CloseWhenIdle(absl::UnavailableError("bye"));
+  EXPECT_FALSE(port_.finished());
+  gate_->Open();
+  EXPECT_TRUE(Eventually([&] { return port_.TakeWrite(); }));
+  EXPECT_TRUE(port_.last().has_chunk());
+  EXPECT_FALSE(port_.finished());
+  core_->OnWriteDone(true);
+  ASSERT_TRUE(port_.finished());
+  EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SessionCoreTest, CancellingFreesEverythingAtOnce) {
+  Make(8);
+  Open();
+  gate_->Close();
+  for (uint64_t id = 1; id <= 5; ++id) ASSERT_TRUE(SendAct(id));
+  gate_->AwaitWaiter();
+  core_->OnCancelled();
+  ASSERT_TRUE(port_.finished());
+  const size_t written = port_.written();
+  gate_->Open();
+  server_->engine().Stats().IgnoreError();
+  EXPECT_TRUE(Eventually([&] { return server_->engine().Stats()->classes[3].running == 0; }));
+  EXPECT_EQ(port_.written(), written);
+}
+
+TEST_F(SessionCoreTest, HalfCloseEndsWithOkOnceAllIsSent) {
+  Make(8);
+  Open();
+  gate_->Close();
+  ASSERT_TRUE(SendAct(1));
+  ASSERT_TRUE(port_.TakeRead());
+  core_->OnReadsDone();
+  EXPECT_FALSE(port_.finished());
+  gate_->Open();
+  EXPECT_TRUE(Eventually([&] { return port_.TakeWrite(); }));
+  EXPECT_FALSE(port_.finished());
+  core_->OnWriteDone(true);
+  ASSERT_TRUE(port_.finished());
+  EXPECT_TRUE(port_.finished()->ok());
+}
+
+}  // namespace
+}  // namespace saccade::testing
