@@ -86,8 +86,11 @@ Taps MakeTaps(int64_t in_size, int64_t out_size, int64_t first, int64_t count,
   std::vector<double> weights(static_cast<size_t>(taps.stride));
   for (int64_t i = 0; i < count; ++i) {
     const double center = (static_cast<double>(first + i) + 0.5) * scale;
+    // Truncation after adding a half, as in Pillow: below zero that is not rounding.
+    // NOLINTBEGIN(bugprone-incorrect-roundings)
     const int64_t begin = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
     const int64_t end = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), in_size);
+    // NOLINTEND(bugprone-incorrect-roundings)
     const int size = static_cast<int>(std::min<int64_t>(end - begin, taps.stride));
     double sum = 0.0;
     for (int x = 0; x < size; ++x) {

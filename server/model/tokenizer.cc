@@ -1,7 +1,5 @@
 #include "model/tokenizer.h"
 
-#include <utility>
-
 #include "base/strings.h"
 #include "model/json_util.h"
 #include "model/tokenizer_spm.h"
@@ -33,7 +31,7 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> LoadSentencePiece(const std::st
   } else if (!absl::IsNotFound(added.status())) {
     return added.status();
   }
-  return MakeSentencePieceTokenizer(model, std::move(options));
+  return MakeSentencePieceTokenizer(model, options);
 }
 
 }  // namespace

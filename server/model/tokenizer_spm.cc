@@ -214,7 +214,7 @@ struct PendingMerge {
 
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  absl::Status Init(SpmModel model, SentencePieceOptions options);
+  absl::Status Init(SpmModel model, const SentencePieceOptions& options);
 
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                               const EncodeOptions& options) const override;
@@ -254,7 +254,7 @@ class SentencePieceTokenizer : public Tokenizer {
   std::optional<int32_t> eos_;
 };
 
-absl::Status SentencePieceTokenizer::Init(SpmModel model, SentencePieceOptions options) {
+absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOptions& options) {
   pieces_ = std::move(model.pieces);
   byte_fallback_ = model.byte_fallback;
   add_dummy_prefix_ = model.add_dummy_prefix;
@@ -415,10 +415,10 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<const Tokenizer>> MakeSentencePieceTokenizer(
-    std::string_view model, SentencePieceOptions options) {
+    std::string_view model, const SentencePieceOptions& options) {
   ASSIGN_OR_RETURN(SpmModel parsed, ParseModel(model));
   auto tokenizer = std::make_unique<SentencePieceTokenizer>();
-  RETURN_IF_ERROR(tokenizer->Init(std::move(parsed), std::move(options)));
+  RETURN_IF_ERROR(tokenizer->Init(std::move(parsed), options));
   return std::unique_ptr<const Tokenizer>(std::move(tokenizer));
 }
 

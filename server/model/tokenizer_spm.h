@@ -23,6 +23,6 @@ struct SentencePieceOptions {
 // `model` is the serialised ModelProto. INVALID_ARGUMENT: malformed. UNIMPLEMENTED: not BPE, a
 // normaliser that changes characters or spaces, unused pieces.
 absl::StatusOr<std::unique_ptr<const Tokenizer>> MakeSentencePieceTokenizer(
-    std::string_view model, SentencePieceOptions options);
+    std::string_view model, const SentencePieceOptions& options);
 
 }  // namespace saccade
