@@ -34,6 +34,24 @@ struct Ahead {
   int64_t lines;  // of each panel for every step of k
 };
 
+// Sums that are complete but not stored yet. Their epilogue runs, a few rows at a time, between the
+// tile instructions of the next block, which keep the core's own ports nearly idle. They are all
+// stored before that block stores its own sums.
+struct Pending {
+  int64_t row, rows, panel;
+  const float* c;
+  int64_t ldc;
+};
+template <class Emit>
+SACCADE_INLINE void EmitRows(Pending& p, int64_t most, const Emit& emit) {
+  const int64_t rows = p.rows < most ? p.rows : most;
+  if (rows <= 0) return;
+  emit(p.row, rows, p.panel, p.c, p.ldc);
+  p.row += rows;
+  p.rows -= rows;
+  p.c += rows * p.ldc;
+}
+
 // Sixteen rows of activations.
 struct RowTile {
   const uint16_t* data;
@@ -41,10 +59,10 @@ struct RowTile {
 };
 
 // C[16 or 32, 32] (+)= A * B over `steps` tiles of k.
-template <int kHeight>
+template <int kHeight, class Emit>
 SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b0,
                                   const uint16_t* b1, int64_t steps, float* c, int64_t ldc,
-                                  bool first, Ahead& ahead) {
+                                  bool first, Ahead& ahead, Pending& pending, const Emit& emit) {
   const int64_t c_bytes = ldc * 4;
   float* const c1 = c + kTileRows * ldc;
   if (first) {
@@ -62,6 +80,7 @@ SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b
       _tile_loadd(3, c1 + kTileColumns, c_bytes);
     }
   }
+  const int64_t emitted = (2 * kTileRows + steps - 1) / steps;
   for (int64_t s = 0; s < steps; ++s) {
     _tile_loadd(4, a[0].data + s * kTileK, a[0].row_bytes);
     _tile_loadd(6, b0 + s * kTileElements, 64);
@@ -79,6 +98,7 @@ SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b
     }
     ahead.panel[0] += 64 * ahead.lines;
     ahead.panel[1] += 64 * ahead.lines;
+    EmitRows(pending, emitted, emit);
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + kTileColumns, c_bytes);
@@ -95,7 +115,7 @@ constexpr int64_t kBlockK = 512;
 // Activations up to this size stay in L2 beside the weights that pass through; larger ones are
 // taken in blocks of k, for groups of columns whose sums stay in L2.
 constexpr int64_t kResidentBytes = 1400 << 10;
-constexpr int64_t kGroupPanels = 32;
+constexpr int64_t kGroupPanels = 16;
 // Scratch: the last rows when they do not fill a tile, then the sums. A longer k is packed by the
 // caller.
 constexpr int64_t kMostTailK = 32768;
@@ -105,8 +125,8 @@ static_assert(kTailBytes + sizeof(float) * kGemmRows * kGroupPanels * kTileColum
 static_assert(kTailBytes + sizeof(float) * kQkvSums <= kScratchBytes);
 
 // Sums of rows [row_begin, row_end) and panels [panel_begin, panel_end): c is [rows, columns of a
-// group] with rows padded to a multiple of 32; emit(row, rows, panel, c, ldc) is called for every
-// block of 32 rows and 2 panels that is complete. `whole`: c holds the sums of all panels of the
+// group] with rows padded to a multiple of 32; emit(row, rows, panel, c, ldc) is called for rows
+// of 2 panels whose sums are complete. `whole`: c holds the sums of all panels of the
 // call, one group.
 template <class Emit>
 SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_end,
@@ -141,6 +161,7 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
   const int64_t group = whole ? panel_end - panel_begin : resident ? 2 : kGroupPanels;
   const int64_t k_blocks = (k + kBlockK - 1) / kBlockK;
   const int64_t block_k = PaddedTileK((k + k_blocks - 1) / k_blocks);
+  Pending pending{};
   for (int64_t g0 = panel_begin; g0 < panel_end; g0 += group) {
     const int64_t g1 = g0 + group < panel_end ? g0 + group : panel_end;
     const int64_t ldc = (g1 - g0 + 1) / 2 * 2 * kTileColumns;
@@ -164,21 +185,20 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
                     (kTileElements * 2 / 64 + blocks - 1) / blocks};
         float* c = sums + (p - g0) * kTileColumns;
         for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
+          const int64_t count = rows - r < 2 * kTileRows ? rows - r : 2 * kTileRows;
           if (rows - r > kTileRows) {
             const RowTile a[2] = {row_tile(r, k0), row_tile(r + kTileRows, k0)};
-            MultiplyTiles<2>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead);
+            MultiplyTiles<2>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit);
           } else {
             const RowTile a[1] = {row_tile(r, k0)};
-            MultiplyTiles<1>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead);
+            MultiplyTiles<1>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit);
           }
-          if (last) {
-            const int64_t count = rows - r < 2 * kTileRows ? rows - r : 2 * kTileRows;
-            emit(row_begin + r, count, p, c + r * ldc, ldc);
-          }
+          if (last) pending = {row_begin + r, count, p, c + r * ldc, ldc};
         }
       }
     }
   }
+  EmitRows(pending, pending.rows, emit);
 }
 
 struct AmxEntries {
