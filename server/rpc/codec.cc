@@ -272,6 +272,11 @@ absl::StatusOr<Rgb8Image> ReadImage(const v1::VisionFrame& frame, const ImageLim
         return InvalidField(Path(prefix, raw.width() > kMaxRawSide ? "raw.width" : "raw.height"),
                             StrCat("is above ", kMaxRawSide));
       }
+      if (raw.data().size() > limits.max_bytes) {
+        return InvalidField(
+            Path(prefix, "raw.data"),
+            StrCat("has ", raw.data().size(), " bytes, the limit is ", limits.max_bytes));
+      }
       const absl::Status fits = CheckRawRgb8(raw.width(), raw.height(), raw.data().size(), limits);
       if (!fits.ok()) {
         return InvalidField(Path(prefix, StrCat("raw.", GetErrorInfo(fits).field)),

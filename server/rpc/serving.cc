@@ -113,11 +113,6 @@ std::unique_ptr<Session> Serving::NewSession(SessionId id, const Target& target,
 absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera,
                                          const v1::VisionFrame& frame, TimePoint received,
                                          std::string_view prefix) {
-  if (frame.capture_time_ns() < 0)
-    return InvalidField(Path(prefix, "capture_time_ns"), "is negative");
-  if (frame.age_us() > kMaxAgeMicros) {
-    return InvalidField(Path(prefix, "age_us"), StrCat("is above ", kMaxAgeMicros));
-  }
   Frame out;
   out.capture_time_ns = frame.capture_time_ns();
   out.captured = received - Micros(frame.age_us());
@@ -137,6 +132,12 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     RETURN_IF_ERROR(session.TakeFrameToken(received));
     ASSIGN_OR_RETURN(const uint32_t camera,
                      session.FindCamera(frame.camera(), Path(prefix, "camera")));
+    if (frame.capture_time_ns() < 0) {
+      return InvalidField(Path(prefix, "capture_time_ns"), "is negative");
+    }
+    if (frame.age_us() > kMaxAgeMicros) {
+      return InvalidField(Path(prefix, "age_us"), StrCat("is above ", kMaxAgeMicros));
+    }
     // Before decoding: a late frame costs nothing.
     if (session.IsStale(camera, frame.capture_time_ns())) return Session::Fate::kStale;
     ASSIGN_OR_RETURN(Frame ready, ReadFrame(session, camera, frame, received, prefix));

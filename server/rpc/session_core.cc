@@ -181,6 +181,10 @@ void SessionCore::HandleAct(const v1::ActRequest& act, TimePoint received) {
   const absl::Status status = SubmitAct(act, received);
   if (status.ok()) return;
   service_->CountRefused(status);
+  if (LogEnabled(LogLevel::kDebug)) {
+    LogDebug("act refused",
+             {LogField(id_), {"act", act.id()}, {"error", FromAbsl(status.message())}});
+  }
   v1::SessionResponse response;
   v1::RequestError& error = *response.mutable_error();
   error = RequestErrorOf(status, message_number_);
@@ -215,6 +219,9 @@ absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint receive
     acts_.emplace(act.id(), RequestId());  // before the answer can come
   }
   const absl::StatusOr<RequestId> id = service_->engine().Submit(std::move(request));
+  if (id.ok() && LogEnabled(LogLevel::kDebug)) {
+    LogDebug("act accepted", {LogField(id_), LogField(*id), {"act", act.id()}});
+  }
   const std::lock_guard lock(mu_);
   if (!id.ok()) {
     acts_.erase(act.id());

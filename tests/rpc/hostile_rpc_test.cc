@@ -600,6 +600,25 @@ TEST(LifeTest, AnEngineThatIsNotReadyIsSeen) {
   EXPECT_EQ(watch.Next(), kNotServing);
 }
 
+TEST(LifeTest, BusyWorkersDoNotHoldUpTheNetwork) {
+  auto gate = std::make_shared<Gate>();
+  TestServer server({.model = {.gate = gate}});
+  SessionClient client(NewChannel(server.address()));
+  client.Open(OpenWith("busy"));
+  client.SendFrame(RawFrame("front", 9));
+  gate->Close();
+  for (uint64_t id = 1; id <= 8; ++id) client.SendAct(id);
+  gate->AwaitWaiter();
+  for (int i = 0; i < 50; ++i) {
+    const auto channel = NewChannel(server.address());
+    EXPECT_EQ(Caller(channel, "/grpc.health.v1.Health/Check", "").Next(), kServing);
+    SessionClient other(channel);
+    EXPECT_EQ(other.Open(OpenWith("hello")).model().name(), "fake");
+  }
+  gate->Open();
+  for (int i = 0; i < 8; ++i) client.NextChunk();
+}
+
 TEST(LifeTest, ReflectionListsTheServices) {
   TestServer server;
   const auto channel = NewChannel(server.address());
