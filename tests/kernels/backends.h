@@ -1,17 +1,15 @@
 #pragma once
 // The list of backends that the op tests run on: the reference, the reference with guarded memory,
 // and the CPU backend at every instruction level this machine has.
+#include <cctype>
 #include <chrono>
 #include <string>
 #include <vector>
 
-#include "backend/ref/ref_backend.h"
-#include "tests/kernels/op_harness.h"
-#if __has_include("backend/cpu/cpu_backend.h") && !defined(REF_ONLY)
 #include "backend/cpu/cpu_backend.h"
+#include "backend/ref/ref_backend.h"
 #include "kernels/cpu/api.h"
-#define SACCADE_TEST_CPU_BACKEND 1
-#endif
+#include "tests/kernels/op_harness.h"
 
 namespace saccade::optest {
 
@@ -24,7 +22,6 @@ inline std::vector<BackendFactory> BackendsUnderTest() {
                     options.max_delay = std::chrono::microseconds(20);
                     return MakeRefBackend(options);
                   }});
-#if defined(SACCADE_TEST_CPU_BACKEND)
   for (cpu::Isa isa :
        {cpu::Isa::kAvx2, cpu::Isa::kAvx512, cpu::Isa::kAvx512Bf16, cpu::Isa::kAmxBf16}) {
     if (!cpu::IsaSupported(isa)) continue;
@@ -35,7 +32,6 @@ inline std::vector<BackendFactory> BackendsUnderTest() {
                       return MakeCpuBackend(options);
                     }});
   }
-#endif
   return list;
 }
 

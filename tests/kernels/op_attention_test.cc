@@ -308,6 +308,7 @@ TEST_P(PagedAttentionTest, MatchesTheOracle) {
          {&sequences[4], 100, 131},
          {&sequences[2], 24, 32}},
         {{&sequences[4], 315, 316},
+         {&sequences[1], 61, 61},
          {&sequences[1], 20, 27},
          {&sequences[3], 24, 25},
          {&sequences[2], 0, 5}},
