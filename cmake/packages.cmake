@@ -11,7 +11,6 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(PNG REQUIRED)
 pkg_check_modules(TURBOJPEG REQUIRED IMPORTED_TARGET libturbojpeg)
-pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 # oneDNN is optional: a peer in benchmarks and a cross-check in tests. Its own config file drags in OpenCL, so look directly.
 find_path(DNNL_INCLUDE_DIR dnnl.hpp)

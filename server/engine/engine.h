@@ -20,7 +20,7 @@
 
 namespace saccade {
 
-struct Metrics;
+class Metrics;
 
 // A model the engine serves, and how much it may use on each of its workers.
 struct ServedModel {

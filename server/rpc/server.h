@@ -14,7 +14,7 @@
 
 namespace saccade {
 
-struct Metrics;
+class Metrics;
 
 class RpcServer {
  public:
