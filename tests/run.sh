@@ -120,7 +120,7 @@ case $mode in
       say "Tests under sanitizers: $preset"
       configure_and_build "$preset" "${targets[@]}"
       export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
-      export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=1"
+      export TSAN_OPTIONS=halt_on_error=1
       run_ctest "build/$preset" -R '^(unit|kv|sim|rpc)\.'
     done
     finish
