@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <ostream>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -27,6 +28,9 @@ struct BackendFactory {
   // `threads`: that compute inside one op; a backend without such threads ignores it.
   std::function<absl::StatusOr<std::unique_ptr<Backend>>(int threads)> make;
 };
+
+// GoogleTest finds it by name and uses it in messages.
+inline void PrintTo(const BackendFactory& factory, std::ostream* out) { *out << factory.name; }
 
 // Turns an error into an exception, which GoogleTest reports as a failure of the test.
 inline void Must(const absl::Status& status) {
