@@ -160,35 +160,43 @@ inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, i
 
 // --- Products of one panel.
 
+// `lines` to fetch in a step: 0, or kStepLines over 1, 2 or 4.
 template <class P, int R>
 SACCADE_INLINE void OneTile(const typename P::A* a, int64_t lda, const typename P::B* b,
-                            int64_t steps, float* c, int64_t ldc, bool first, bool streamed) {
-  if (streamed) {
-    GemmTile<P, R, 1, true>(a, lda, b, 0, steps, c, ldc, 0, first);
+                            int64_t steps, float* c, int64_t ldc, bool first, int lines,
+                            const char* ahead) {
+  constexpr int kAll = kStepLines<P>;
+  if (lines == 0) {
+    GemmTile<P, R, 1, 0>(a, lda, b, 0, steps, c, ldc, 0, first, ahead);
+  } else if (lines == 1) {
+    GemmTile<P, R, 1, 1>(a, lda, b, 0, steps, c, ldc, 0, first, ahead);
+  } else if (lines < kAll) {
+    GemmTile<P, R, 1, (kAll + 1) / 2>(a, lda, b, 0, steps, c, ldc, 0, first, ahead);
   } else {
-    GemmTile<P, R, 1, false>(a, lda, b, 0, steps, c, ldc, 0, first);
+    GemmTile<P, R, 1, kAll>(a, lda, b, 0, steps, c, ldc, 0, first, ahead);
   }
 }
 
 template <class P>
 inline void AnyTile(int64_t rows, const typename P::A* a, int64_t lda, const typename P::B* b,
-                    int64_t steps, float* c, int64_t ldc, bool first, bool streamed) {
+                    int64_t steps, float* c, int64_t ldc, bool first, int lines,
+                    const char* ahead) {
   static_assert(P::kMaxRows <= 6);
   switch (rows) {
     case 1:
-      return OneTile<P, 1>(a, lda, b, steps, c, ldc, first, streamed);
+      return OneTile<P, 1>(a, lda, b, steps, c, ldc, first, lines, ahead);
     case 2:
-      return OneTile<P, 2>(a, lda, b, steps, c, ldc, first, streamed);
+      return OneTile<P, 2>(a, lda, b, steps, c, ldc, first, lines, ahead);
     case 3:
-      return OneTile<P, 3>(a, lda, b, steps, c, ldc, first, streamed);
+      return OneTile<P, 3>(a, lda, b, steps, c, ldc, first, lines, ahead);
     case 4:
-      return OneTile<P, 4>(a, lda, b, steps, c, ldc, first, streamed);
+      return OneTile<P, 4>(a, lda, b, steps, c, ldc, first, lines, ahead);
     default:
       break;
   }
   if constexpr (P::kMaxRows > 4) {
-    if (rows == 5) return OneTile<P, 5>(a, lda, b, steps, c, ldc, first, streamed);
-    return OneTile<P, 6>(a, lda, b, steps, c, ldc, first, streamed);
+    if (rows == 5) return OneTile<P, 5>(a, lda, b, steps, c, ldc, first, lines, ahead);
+    return OneTile<P, 6>(a, lda, b, steps, c, ldc, first, lines, ahead);
   }
 }
 
@@ -196,6 +204,10 @@ inline void AnyTile(int64_t rows, const typename P::A* a, int64_t lda, const typ
 constexpr int64_t kFewBlockBytes = 32 << 10;
 constexpr int64_t kManyBlockBytes = 128 << 10;
 constexpr int64_t kFewRows = 16;
+// From here on it pays to widen a block of BF16 weights once instead of in every tile.
+constexpr int64_t kWidenRows = Simd::kLanes == 16 ? 40 : 16;
+// Rows of one tile walk through a panel once: memory is kept busy from this far ahead.
+constexpr int64_t kAheadBytes = 2048;
 // Scratch: a widened block, then the sums.
 constexpr size_t kWideBytes = kManyBlockBytes;
 static_assert(kWideBytes + sizeof(float) * kGemmRows * kPanel <= kScratchBytes);
@@ -213,12 +225,23 @@ SACCADE_INLINE void MultiplyPanel(const Gemm& g, int64_t row_begin, int64_t row_
   int64_t block = steps;
   if (rows > P::kMaxRows)
     block = (rows <= kFewRows ? kFewBlockBytes : kManyBlockBytes) / step_bytes;
+  // The tiles of a block share the work of fetching the next one from memory.
+  const int64_t tiles = (rows + P::kMaxRows - 1) / P::kMaxRows;
+  const int all = kStepLines<P>;
+  const int lines = tiles == 1 ? all : tiles <= 3 ? (all + 1) / 2 : 1;
   for (int64_t s = 0; s < steps; s += block) {
     const int64_t count = steps - s < block ? steps - s : block;
+    const typename P::B* b = panel + s * kPanel * P::kK;
+    const auto* ahead =
+        reinterpret_cast<const char*>(b) + (tiles == 1 ? kAheadBytes : count * step_bytes);
+    int fetched = 0;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile = TileRows(rows - r, P::kMaxRows);
-      AnyTile<P>(tile, a + (row_begin + r) * g.x.stride + s * P::kK, g.x.stride,
-                 panel + s * kPanel * P::kK, count, c + r * ldc, ldc, s == 0, r == 0);
+      const int fetch = fetched < all ? lines : 0;
+      AnyTile<P>(tile, a + (row_begin + r) * g.x.stride + s * P::kK, g.x.stride, b, count,
+                 c + r * ldc, ldc, s == 0, fetch, ahead);
+      ahead += count * 64 * fetch;
+      fetched += lines;
       if (s + count == steps) emit(row_begin + r, tile, c + r * ldc);
       r += tile;
     }
@@ -247,7 +270,7 @@ SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t ro
     for (int64_t r = 0; r < rows;) {
       const int64_t tile = TileRows(rows - r, MulF32::kMaxRows);
       AnyTile<MulF32>(tile, a + (row_begin + r) * g.x.stride + s, g.x.stride, wide, count,
-                      c + r * ldc, ldc, s == 0, false);
+                      c + r * ldc, ldc, s == 0, 0, nullptr);
       if (s + count == k) emit(row_begin + r, tile, c + r * ldc);
       r += tile;
     }
@@ -263,7 +286,7 @@ template <class P, class Emit>
 SACCADE_INLINE void MultiplyAny(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel,
                                 float* c, int64_t ldc, unsigned char* scratch, const Emit& emit) {
   if constexpr (P::kWidens) {
-    if (row_end - row_begin > kFewRows) {
+    if (row_end - row_begin > kWidenRows) {
       auto* wide = reinterpret_cast<float*>(scratch);
       MultiplyWidened(g, row_begin, row_end, PanelAt<P>(g, panel), c, ldc, wide, emit);
       return;
@@ -284,8 +307,9 @@ SACCADE_INLINE void MultiplyPanels(const Gemm& g, int64_t row_begin, int64_t row
     const auto* a = static_cast<const typename P::A*>(g.x.data) + row_begin * g.x.stride;
     const int64_t k = PaddedK<P>(g.k);
     for (; p + kAtOnce <= panel_end; p += kAtOnce) {
-      GemmTile<P, 1, kAtOnce, true>(a, 0, PanelAt<P>(g, p), kPanel * k, k / P::kK, c, 0, kPanel,
-                                    true);
+      const auto* b = PanelAt<P>(g, p);
+      GemmTile<P, 1, kAtOnce, kStepLines<P>>(a, 0, b, kPanel * k, k / P::kK, c, 0, kPanel, true,
+                                             reinterpret_cast<const char*>(b) + kAheadBytes);
       for (int64_t i = 0; i < kAtOnce; ++i) emit(p + i, row_begin, int64_t{1}, c + i * kPanel);
     }
   }

@@ -63,13 +63,16 @@ constexpr int64_t kPanel = int64_t{kPanelVecs} * Simd::kLanes;
 template <int R>
 constexpr int kPanelsAtOnce = R == 1 ? 8 / kPanelVecs : 1;
 
-constexpr int64_t kPrefetchBytes = 2048;  // ahead of a weight that is read once, from memory
+// Cache lines of one step of a panel.
+template <class P>
+constexpr int kStepLines = static_cast<int>(kPanel* P::kK * sizeof(typename P::B) / 64);
 
-// C[R, NV vectors] (+)= A * B over `steps` steps of NP panels, `panel_stride` elements apart.
-template <class P, int R, int NP, bool kStreamed>
+// C[R, NV vectors] (+)= A * B over `steps` steps of NP panels, `panel_stride` elements apart. Every
+// step fetches kLines lines of each panel, the first of them at `ahead`.
+template <class P, int R, int NP, int kLines>
 SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename P::B* b,
                              int64_t panel_stride, int64_t steps, float* c, int64_t ldc,
-                             int64_t c_panel_stride, bool first) {
+                             int64_t c_panel_stride, bool first, const char* ahead) {
   constexpr int kVecs = NP * kPanelVecs;
   V acc[R][kVecs];
   SACCADE_UNROLL
@@ -82,15 +85,13 @@ SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename
     }
   }
   for (int64_t s = 0; s < steps; ++s) {
-    if constexpr (kStreamed) {
+    SACCADE_UNROLL
+    for (int p = 0; p < NP; ++p) {
+      const char* lines = ahead + p * panel_stride * static_cast<int64_t>(sizeof(typename P::B));
       SACCADE_UNROLL
-      for (int p = 0; p < NP; ++p) {
-        const char* next = reinterpret_cast<const char*>(b + p * panel_stride) + kPrefetchBytes;
-        constexpr int kStepBytes = static_cast<int>(kPanel * P::kK * sizeof(typename P::B));
-        SACCADE_UNROLL
-        for (int line = 0; line < kStepBytes; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-      }
+      for (int line = 0; line < kLines; ++line) _mm_prefetch(lines + 64 * line, _MM_HINT_T0);
     }
+    ahead += 64 * kLines;
     P::template Step<R, kVecs>(acc, a, lda, [&](int j) {
       return b + (j / kPanelVecs) * panel_stride + (j % kPanelVecs) * Simd::kLanes * P::kK;
     });
