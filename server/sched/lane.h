@@ -81,6 +81,7 @@ class Lane {
   TimePoint observed_at{};             // of the cost model's newest observation
   double pass = 0;                     // predicted microseconds given to this lane, for ties
   uint64_t epoch = 1;                  // grows whenever resources may have become free
+  uint64_t planned_epoch = 0;          // `epoch` after the worker's newest step was planned
   bool lost = false;
 
  private:

@@ -209,9 +209,10 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
     const Candidate& c = candidates[i];
     ActiveRequest& r = *c.request;
     if (solo ? &r != head_ : r.request.tap != nullptr) continue;
-    // Somebody more urgent in this very plan took or will take its resources.
-    if (r.preempting || (!r.started && c.kind == Kind::kDecode)) continue;
     if (tier_ != c.tier) EnterTier(candidates, i);
+    // Somebody more urgent in this very plan took its resources, or will.
+    if (r.preempting) continue;
+    if (c.kind == Kind::kDecode && (!r.started || r.prompt_planned < r.prompt_tokens())) continue;
     if (&r == head_ && c.kind != Kind::kDecode) reserve_ = Reserve();
     const size_t items = plan_.encodes.size() + plan_.trunk.size();
     switch (c.kind) {
@@ -257,8 +258,7 @@ void Planner::EnterTier(const std::vector<Candidate>& candidates, size_t from) {
 }
 
 Micros Planner::TimeLimit(const Candidate& c) {
-  Micros limit = options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
-  limit = std::min(limit, upper_limit_);
+  const Micros limit = std::min(Ceiling(), upper_limit_);
   if (c.kind == Kind::kDecode || c.request == head_) return limit;
   // Decode rows came first, in the order of urgency: those less urgent than `c` do not bind it.
   while (peer_next_ < peers_.size() &&
@@ -296,13 +296,14 @@ void Planner::Constrain(const Candidate& c) {
 
 void Planner::ForceUnit(ActiveRequest& aged) {
   if (!EnsureStarted(aged, true)) return;
+  const Micros limit = Ceiling();
   if (HasWantedFrame(aged)) {
-    PlanEncodes(aged, Micros::max(), 1);
+    PlanEncodes(aged, limit, 1);
   } else if (aged.prompt_planned < aged.prompt_tokens()) {
-    PlanPrefill(aged, Micros::max(), options_.min_prefill_chunk);
+    PlanPrefill(aged, limit, options_.min_prefill_chunk);
   } else {
-    PlanDecode(aged, Micros::max());
-    if (empty()) PlanPrefill(aged, Micros::max(), options_.min_prefill_chunk);
+    PlanDecode(aged, limit);
+    if (empty()) PlanPrefill(aged, limit, options_.min_prefill_chunk);
   }
   if (empty()) return;
   aged.aged = true;
@@ -510,6 +511,7 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
     if (forced) count = std::max(count, least);
     if (count < least) return;
     PlanActionRows(r, sample, count);
+    max_rows -= count;
   }
 }
 
@@ -572,7 +574,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
       static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + count);
 }
 
-// The next `count` action rows of a sample: one is a decode step.
+// The next `count` action rows of a sample. Its last open row is a decode row.
 void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
   const uint32_t prompt = r.prompt_tokens();
   TrunkItem item;
@@ -588,6 +590,7 @@ void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t cou
     item.known_tokens.assign(sample.tokens.begin() + sample.planned_rows,
                              sample.tokens.begin() + sample.planned_rows + count);
   }
+  const bool decode = sample.rows_to_compute() == 1;
   sample.last_step = id_;
   sample.planned_rows += count;
   if (sample.planned_rows == sample.planned_tokens) {
@@ -596,7 +599,7 @@ void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t cou
     ++logit_rows_;
   }
   const Micros before = lane_->cost.Predict(plan_.shape).p50;
-  (count == 1 ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
+  (decode ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
   plan_.trunk.push_back(std::move(item));
   Name(r);
   record_->charges.emplace_back(

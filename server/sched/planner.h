@@ -84,6 +84,9 @@ class Planner {
   void Name(ActiveRequest& r);
   void Constrain(const Candidate& c);
 
+  Micros Ceiling() const {
+    return options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
+  }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
   uint32_t RowsLeft() const;

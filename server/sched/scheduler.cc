@@ -316,6 +316,7 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
   std::optional<StepPlan> plan = planner_.Plan(*worker, StepId(next_step_), now, start, record);
   if (!plan && Steal(*worker))
     plan = planner_.Plan(*worker, StepId(next_step_), now, start, record);
+  for (Lane* lane : worker->lanes) lane->planned_epoch = lane->epoch;
   if (!plan) return std::nullopt;
   ++next_step_;
   for (ActiveRequest* r : record.requests) {
@@ -366,7 +367,7 @@ bool Scheduler::Impl::ShouldRevoke(const StepPlan& queued, TimePoint now) const 
       // Only what the planning of `queued` did not see, or could not start then: else it would be
       // planned and revoked for ever.
       const bool news = r->considered < queued.id || !r->considered.valid() ||
-                        (r->blocked_epoch != 0 && r->blocked_epoch != lane->epoch);
+                        (r->blocked_epoch != 0 && lane->planned_epoch != lane->epoch);
       if (!news || r->preempting || r->fully_planned() || r->in_flight > 0 || r->expired(now)) {
         continue;
       }

@@ -640,7 +640,8 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   for (const TrunkItem& item : plan.trunk) {
     check_request(item.request);
     EXPECT_GT(item.count, 0u);
-    (item.slot.valid() && item.count == 1 ? shape.decode_rows : shape.prefill_rows) += item.count;
+    const bool decode = item.slot.valid() && item.count == 1 && !item.samples.empty();
+    (decode ? shape.decode_rows : shape.prefill_rows) += item.count;
     logits += static_cast<uint32_t>(item.samples.size());
     EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
         << "two items of one sequence in a step";
@@ -652,6 +653,9 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   EXPECT_LE(logits, lane->max_logit_rows);
   const Micros ceiling = options_.scheduler.step_ceiling;
   if (ceiling.count() > 0 && plan.predicted_p99 > ceiling) {
+    SCOPED_TRACE(testing::Message()
+                 << "predicted " << plan.predicted_p99.count() << " us, " << shape.frames
+                 << " frames, " << shape.prefill_rows << " + " << shape.decode_rows << " rows");
     // Only the smallest unit of one request may pass it.
     EXPECT_LE(plan.shape.frames, 1u);
     EXPECT_LE(plan.shape.prefill_rows, options_.scheduler.min_prefill_chunk);
