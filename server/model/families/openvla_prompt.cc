@@ -23,13 +23,9 @@ absl::StatusOr<OpenVlaPrompt> OpenVlaPrompt::Load(const Checkpoint& checkpoint,
                                                   const OpenVlaConfig& config) {
   OpenVlaPrompt prompt;
   prompt.vicuna_ = config.vicuna_prompt;
+  prompt.vocab_ = static_cast<int32_t>(config.llama.vocab);
   ASSIGN_OR_RETURN(prompt.tokenizer_, Tokenizer::Load(checkpoint.dir()));
   const Tokenizer& tokenizer = *prompt.tokenizer_;
-  if (tokenizer.vocab_size() > static_cast<int32_t>(config.llama.vocab)) {
-    return absl::InvalidArgumentError(
-        StrCat(checkpoint.dir(), ": the tokenizer has ", tokenizer.vocab_size(),
-               " ids, but text_config.vocab_size is ", config.llama.vocab));
-  }
   // The patches go behind what the tokenizer puts in front of a text.
   ASSIGN_OR_RETURN(const std::vector<int32_t> plain,
                    tokenizer.Encode(kBegin, {.add_special_tokens = false}));
@@ -50,6 +46,12 @@ absl::StatusOr<std::vector<int32_t>> OpenVlaPrompt::Encode(std::string_view inst
       vicuna_ ? StrCat(kVicunaBegin, lower, kVicunaEnd) : StrCat(kBegin, lower, kEnd);
   ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(text, {.allow_special = false}));
   Terminate(ids);
+  // Only a tokenizer of another model has ids that the embedding table lacks.
+  const int32_t largest = *std::max_element(ids.begin(), ids.end());
+  if (largest >= vocab_) {
+    return absl::InvalidArgumentError(
+        StrCat("the tokenizer gives id ", largest, ", but the vocabulary has ", vocab_, " ids"));
+  }
   return ids;
 }
 

@@ -31,6 +31,7 @@ class OpenVlaPrompt {
   OpenVlaPrompt() = default;
   std::unique_ptr<const Tokenizer> tokenizer_;
   bool vicuna_ = false;
+  int32_t vocab_ = 0;
   int32_t bos_ = 0;
   int32_t empty_ = 0;
 };

@@ -1,0 +1,141 @@
+// The recorded answers of the reference, through the serving path on every backend and precision.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cmd_verify.h"
+#include "tests/golden/support/setup.h"
+
+namespace saccade {
+namespace {
+
+int Verify(const std::string& model, const std::string& golden, const BackendConfig& backend,
+           bool f32 = true, bool bf16 = true) {
+  VerifyOptions options;
+  options.model_dir = model;
+  options.golden_path = golden;
+  options.backend = backend;
+  options.f32 = f32;
+  options.bf16 = bf16;
+  return RunVerify(options);
+}
+
+class EveryBackend : public testing::TestWithParam<BackendConfig> {};
+
+TEST_P(EveryBackend, Openvla) {
+  const std::string dir = DataDir() + "/openvla";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
+}
+
+TEST_P(EveryBackend, OpenvlaV01) {
+  const std::string dir = DataDir() + "/openvla_v01";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.json", GetParam()), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, EveryBackend, testing::ValuesIn(AllBackends()),
+                         [](const auto& info) { return info.param.name; });
+
+// Everything below: verify must notice.
+class Damaged : public testing::Test {
+ protected:
+  int Run(bool f32 = true, bool bf16 = false) {
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int code = Verify(folder_.file("checkpoint"), folder_.file("golden.safetensors"),
+                            RefBackendConfig(false), f32, bf16);
+    output_ = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
+    return code;
+  }
+  // Renames or changes bytes of the golden.
+  void Replace(const std::string& from, const std::string& to) {
+    ASSERT_EQ(from.size(), to.size());
+    std::string bytes = folder_.Read("golden.safetensors");
+    const size_t at = bytes.find(from);
+    ASSERT_NE(at, std::string::npos);
+    bytes.replace(at, from.size(), to);
+    folder_.Write("golden.safetensors", bytes);
+  }
+  void DropTensorList() {
+    Json info = folder_.ReadJson("golden.json");
+    info.erase("tensors");
+    folder_.WriteJson("golden.json", info);
+  }
+
+  FolderCopy folder_{DataDir() + "/openvla_v01"};
+  std::string output_;
+};
+
+TEST_F(Damaged, GoodBefore) { EXPECT_EQ(Run(), 0) << output_; }
+
+TEST_F(Damaged, OneWrongValue) {
+  std::string bytes = folder_.Read("golden.safetensors");
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const Json index = Json::parse(bytes.substr(8, header));
+  const size_t at = 8 + header + index["vision.projected"]["data_offsets"][0].get<size_t>();
+  float value = 0;
+  std::memcpy(&value, bytes.data() + at, sizeof(value));
+  value += 1e-3F;
+  std::memcpy(bytes.data() + at, &value, sizeof(value));
+  folder_.Write("golden.safetensors", bytes);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_NE(output_.find("MISS"), std::string::npos) << output_;
+}
+
+TEST_F(Damaged, UnknownTensor) {
+  DropTensorList();
+  Replace("\"lm.layer0.out\"", "\"lm.layer0.oux\"");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_NE(output_.find("NOT COMPARED"), std::string::npos) << output_;
+}
+
+TEST_F(Damaged, TensorLostFromTheFile) {
+  Replace("\"lm.layer0.out\"", "\"lm.layer0.oux\"");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_NE(output_.find("lm.layer0.out"), std::string::npos) << output_;
+}
+
+TEST_F(Damaged, OtherInstruction) {
+  Json info = folder_.ReadJson("golden.json");
+  info["instruction"] = "close the top drawer";
+  folder_.WriteJson("golden.json", info);
+  EXPECT_EQ(Run(), 1);
+}
+
+TEST_F(Damaged, TruncatedGolden) {
+  const std::string bytes = folder_.Read("golden.safetensors");
+  folder_.Write("golden.safetensors", bytes.substr(0, bytes.size() - 1));
+  EXPECT_EQ(Run(), 1);
+  folder_.Write("golden.safetensors", "");
+  EXPECT_EQ(Run(), 1);
+}
+
+TEST_F(Damaged, MissingFiles) {
+  folder_.Remove("golden.json");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_NE(output_.find("golden.json"), std::string::npos) << output_;
+}
+
+TEST_F(Damaged, MissingShard) {
+  folder_.Remove("checkpoint/model-00002-of-00003.safetensors");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_NE(output_.find("model-00002-of-00003"), std::string::npos) << output_;
+}
+
+// A weight off by one bf16 step somewhere in the trunk.
+TEST_F(Damaged, OneWrongWeight) {
+  const std::string shard = "checkpoint/model-00001-of-00003.safetensors";
+  std::string bytes = folder_.Read(shard);
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const Json index = Json::parse(bytes.substr(8, header));
+  const std::string name = "vision_backbone.featurizer.blocks.1.mlp.fc1.weight";
+  ASSERT_TRUE(index.contains(name));
+  const size_t at = 8 + header + index[name]["data_offsets"][0].get<size_t>();
+  bytes[at] = static_cast<char>(bytes[at] ^ 0x40);
+  folder_.Write(shard, bytes);
+  EXPECT_EQ(Run(), 1);
+}
+
+}  // namespace
+}  // namespace saccade
