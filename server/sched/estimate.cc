@@ -105,52 +105,50 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
     jobs.push_back(job_of(entry.work, deadline));
   }
   jobs.push_back(job_of(mine, kNoLimit));
-  const bool mine_prefills = mine.frames > 0 || mine.prefill_rows > 0;
-
+  // Prefills go in order, so only jobs that decode and the first that waits are ever touched.
+  const size_t me = jobs.size() - 1;
+  std::vector<size_t> decoding;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (jobs[i].prefill <= 0 && jobs[i].decode_steps > 0) decoding.push_back(i);
+  }
+  const bool mine_prefills = jobs[me].prefill > 0;
+  size_t next = 0;
   const double ceiling = ceiling_.count() > 0 ? Us(ceiling_) / spread : kNoLimit;
   double squares = 0;
-  bool mine_decodes = !mine_prefills;
-  int steps = 0;
-  for (; steps < kMaxSteps; ++steps) {
+  for (int steps = 0; (mine_prefills && next <= me) || jobs[me].decode_steps > 0; ++steps) {
+    if (steps == kMaxSteps) {
+      for (const Job& job : jobs) time += job.prefill;
+      time += jobs[me].decode_steps * DecodeStep(lane, jobs[me].rows);
+      break;
+    }
     uint32_t rows = 0;
-    for (const Job& job : jobs) rows += job.prefill <= 0 && job.decode_steps > 0 ? job.rows : 0;
+    for (const size_t i : decoding) rows += jobs[i].rows;
     const double decode = DecodeStep(lane, rows);
     // What the decoding ones let in, each by its own slack spread over its steps.
     double room = ceiling - std::max(decode, Us(base.p50));
-    for (const Job& job : jobs) {
-      if (job.prefill > 0 || job.decode_steps <= 0) continue;
-      const double left = job.deadline - time - job.decode_steps * decode;
+    for (const size_t i : decoding) {
+      const double left = jobs[i].deadline - time - jobs[i].decode_steps * decode;
       if (left < 0) continue;  // late whatever others do
-      const double safe = left - (spread - 1) * job.decode_steps * decode;
-      room = std::min(room, std::max(0.0, safe / job.decode_steps));
+      const double safe = left - (spread - 1) * jobs[i].decode_steps * decode;
+      room = std::min(room, std::max(0.0, safe / jobs[i].decode_steps));
     }
     // Without decodes a step always takes something.
     if (rows == 0) room = std::max(room, 1.0);
+    for (const size_t i : decoding) jobs[i].decode_steps -= 1;
+    std::erase_if(decoding, [&](size_t i) { return jobs[i].decode_steps <= 0; });
     double taken = 0;
-    for (Job& job : jobs) {
-      if (job.prefill <= 0) {
-        if (job.decode_steps > 0) job.decode_steps -= 1;
-        continue;
-      }
+    for (; next <= me; ++next) {
+      Job& job = jobs[next];
+      if (job.prefill <= 0) continue;
       const double part = std::clamp(room - taken, 0.0, job.prefill);
       taken += part;
       job.prefill -= part;
+      if (job.prefill > 0) break;
+      if (job.decode_steps > 0) decoding.push_back(next);
     }
     const double step = std::max(decode, taken > 0 ? Us(base.p50) : 0) + taken;
     time += step;
     squares += step * step;
-    const Job& me = jobs.back();
-    if (me.prefill <= 0 && !mine_decodes) {
-      mine_decodes = true;  // the step that ended the prefill gave the first token
-      if (me.decode_steps <= 0) break;
-      continue;
-    }
-    if (mine_decodes && me.decode_steps <= 0) break;
-    if (step <= 0) break;  // nothing costs anything
-  }
-  if (steps == kMaxSteps) {
-    for (const Job& job : jobs) time += job.prefill;
-    time += jobs.back().decode_steps * DecodeStep(lane, jobs.back().rows);
   }
   return {ToTime(time), ToTime((spread - 1) * std::sqrt(squares))};
 }

@@ -202,14 +202,19 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
 
   // A tapped request runs alone: its taps are the tensors of its steps.
   const bool solo = head_->request.tap != nullptr;
-  std::sort(candidates.begin(), candidates.end(), StepOrder);
   if (aged != nullptr && !solo) ForceUnit(*aged);
-  const size_t considered = only_aged && !empty() ? 0 : candidates.size();
-  for (size_t i = 0; i < considered; ++i) {
-    const Candidate& c = candidates[i];
+  if (only_aged && !empty()) candidates.clear();
+  // A heap: a full step ends long before the last of many requests.
+  const auto after = [](const Candidate& a, const Candidate& b) { return StepOrder(b, a); };
+  std::make_heap(candidates.begin(), candidates.end(), after);
+  while (!candidates.empty()) {
+    std::pop_heap(candidates.begin(), candidates.end(), after);
+    const Candidate c = candidates.back();
+    candidates.pop_back();
     ActiveRequest& r = *c.request;
     if (solo ? &r != head_ : r.request.tap != nullptr) continue;
-    if (tier_ != c.tier) EnterTier(candidates, i);
+    if (tier_ != c.tier) EnterTier(c, candidates);
+    if (Full()) break;
     // Somebody more urgent in this very plan took its resources, or will.
     if (r.preempting) continue;
     if (c.kind == Kind::kDecode && (!r.started || r.prompt_planned < r.prompt_tokens())) continue;
@@ -220,11 +225,19 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
         PlanDecode(r, TimeLimit(c));
         break;
       case Kind::kEncode:
-        if (EnsureStarted(r, false)) PlanEncodes(r, TimeLimit(c), kNoCap);
+      case Kind::kPrefill: {
+        const Micros limit = TimeLimit(c);
+        // A request that the step has no room for keeps waiting: it holds nothing, and finds later
+        // what others publish meanwhile.
+        if (!r.started && !empty() && !Fits(FirstUnit(r).shape, limit)) break;
+        if (!EnsureStarted(r, false)) break;
+        if (c.kind == Kind::kEncode) {
+          PlanEncodes(r, limit, kNoCap);
+        } else {
+          PlanPrefill(r, limit, kNoCap);
+        }
         break;
-      case Kind::kPrefill:
-        if (EnsureStarted(r, false)) PlanPrefill(r, TimeLimit(c), kNoCap);
-        break;
+      }
     }
     if (plan_.encodes.size() + plan_.trunk.size() > items) Constrain(c);
   }
@@ -236,19 +249,21 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
   lane_->copies.clear();
 }
 
-void Planner::EnterTier(const std::vector<Candidate>& candidates, size_t from) {
+void Planner::EnterTier(const Candidate& entering, const std::vector<Candidate>& others) {
   const bool first = !tier_.has_value();
-  tier_ = candidates[from].tier;
+  tier_ = entering.tier;
   upper_limit_ = lower_limit_;
   peer_limit_ = Micros::max();
   peers_.clear();
   peer_next_ = 0;
   tier_decode_rows_ = plan_.shape.decode_rows;
-  for (size_t i = from; i < candidates.size() && candidates[i].tier == *tier_; ++i) {
-    if (candidates[i].kind == Kind::kDecode) {
-      tier_decode_rows_ += candidates[i].request->request.samples;
+  const auto count = [this](const Candidate& c) {
+    if (c.tier == tier_ && c.kind == Kind::kDecode) {
+      tier_decode_rows_ += c.request->request.samples;
     }
-  }
+  };
+  count(entering);
+  std::for_each(others.begin(), others.end(), count);
   if (!first) return;
   // The head is of the first tier. Its turn may come after decode rows: they leave it room.
   ActiveRequest& head = *head_;
@@ -392,6 +407,15 @@ uint32_t Planner::RowsLeft() const {
 uint32_t Planner::LogitRowsLeft() const {
   const uint32_t used = logit_rows_ + reserve_.logit_rows;
   return used >= lane_->options.max_logit_rows ? 0 : lane_->options.max_logit_rows - used;
+}
+
+// Not even the cheapest unit fits any more.
+bool Planner::Full() const {
+  if (empty() || reserve_.any()) return false;
+  if (RowsLeft() == 0 && plan_.shape.frames >= lane_->options.max_frames) return true;
+  const Micros limit = Ceiling();
+  return limit != Micros::max() && !Fits({0, 0, 1}, limit) && !Fits({0, 1, 0}, limit) &&
+         !Fits({1, 0, 0}, limit);
 }
 
 bool Planner::Fits(const StepShape& more, Micros limit) const {

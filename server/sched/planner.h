@@ -66,7 +66,7 @@ class Planner {
   bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
 
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
-  void EnterTier(const std::vector<Candidate>& candidates, size_t from);
+  void EnterTier(const Candidate& entering, const std::vector<Candidate>& others);
   Micros TimeLimit(const Candidate& c);
   void ForceUnit(ActiveRequest& aged);
   bool EnsureStarted(ActiveRequest& r, bool aged);
@@ -80,6 +80,7 @@ class Planner {
   void PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count);
   uint32_t FitRows(uint32_t wanted, Micros limit) const;
   bool Fits(const StepShape& more, Micros limit) const;
+  bool Full() const;
   SampleTarget TargetOf(const ActiveRequest& r, const SampleState& sample) const;
   void Name(ActiveRequest& r);
   void Constrain(const Candidate& c);
