@@ -24,9 +24,7 @@ constexpr double kPerOctave = 24;
 constexpr uint64_t kQuantilesAfter = 8;
 constexpr double kMaxMemory = 400;  // ratios remembered, at most
 
-Micros ToMicrosClamped(double us) {
-  return Micros(static_cast<int64_t>(std::clamp(us, 0.0, kMaxMicros) + 0.5));
-}
+Micros ToMicrosClamped(double us) { return Micros(std::llrint(std::clamp(us, 0.0, kMaxMicros))); }
 
 // Solves m x = v over the features in `active` by Cholesky; m is positive definite there.
 template <size_t N>

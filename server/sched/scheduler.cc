@@ -21,6 +21,7 @@ constexpr Micros kLeastRetry{1'000};  // a retry sooner than this changes nothin
 // no slack to share a step with the next one, so steps shrink and everybody's throughput falls:
 // in simulation a saturated lane answers a quarter more with this reserve than without.
 constexpr double kQueueingReserve = 1.0;
+constexpr double kMostUsedAbove = 0.95;
 
 Micros Scaled(Micros t, double factor) {
   return Micros(std::llround(static_cast<double>(t.count()) * factor));
@@ -78,7 +79,8 @@ class Scheduler::Impl {
   const WorkerState* FindWorker(WorkerId id) const;
   ActiveRequest* Find(RequestId id);
   absl::Status Validate(const Request& request) const;
-  TimeEstimate PredictFinish(const ActiveRequest& r, const Lane& lane, TimePoint free_at) const;
+  TimeEstimate PredictFinish(const ActiveRequest& r, const Lane& lane, TimePoint free_at,
+                             TimePoint now);
   absl::StatusOr<Lane*> ChooseLane(ActiveRequest& r, TimePoint now);
   void Bind(ActiveRequest& r, Lane& lane);
   void Unbind(ActiveRequest& r);
@@ -124,6 +126,7 @@ absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
     worker->id = options.worker;
     worker->class_pass.resize(classes_.size());
     worker->class_active.resize(classes_.size());
+    worker->class_used.resize(classes_.size());
   }
   lane->index_on_worker = worker->lanes.size();
   worker->lanes.push_back(lane.get());
@@ -168,8 +171,8 @@ absl::Status Scheduler::Impl::Validate(const Request& request) const {
 
 // From `free_at` until `r` is done on `lane`, after what goes before it.
 TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& lane,
-                                            TimePoint free_at) const {
-  const WorkerState& worker = *FindWorker(lane.options.worker);
+                                            TimePoint free_at, TimePoint now) {
+  WorkerState& worker = *FindWorker(lane.options.worker);
   QueueLoad load(worker, options_.step_ceiling);
   const ActiveRequest* oldest_lower = nullptr;
   for (const Lane* other : worker.lanes) {
@@ -189,6 +192,9 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
   TimeEstimate estimate = load.Finish(lane, mine, free_at);
   const Micros alone = QueueLoad(worker, options_.step_ceiling).Finish(lane, mine, free_at).p50;
   estimate.p50 += Scaled(estimate.p50 - alone, kQueueingReserve);
+  // Tiers above will go on taking what they took lately.
+  const double above = worker.UsedAbove(options_.classes, r.klass->tier, now);
+  estimate.p50 = Scaled(estimate.p50, 1 / (1 - std::clamp(above, 0.0, kMostUsedAbove)));
   // Room for what ageing may put before it: else a full top tier would starve the lowest for ever.
   if (oldest_lower != nullptr &&
       (oldest_lower->aged ||
@@ -225,7 +231,7 @@ absl::StatusOr<Lane*> Scheduler::Impl::ChooseLane(ActiveRequest& r, TimePoint no
     const WorkerState& worker = *FindWorker(lane.options.worker);
     lane.Estimate(r);
     const TimePoint free_at = FreeFor(worker, r.klass->tier, now);
-    const TimePoint finish = free_at + PredictFinish(r, lane, free_at).p99();
+    const TimePoint finish = free_at + PredictFinish(r, lane, free_at, now).p99();
     if (best == nullptr || finish < best_finish ||
         (finish == best_finish && lane.active.size() < best->active.size())) {
       best = &lane;
@@ -326,7 +332,7 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
     --counts.queued;
     ++counts.running;
   }
-  for (const auto& [klass, us] : record.charges) worker->Charge(options_.classes, klass, us);
+  for (const auto& [klass, us] : record.charges) worker->Charge(options_.classes, klass, us, now);
   worker->busy_until = start + record.p50;
   worker->in_flight.push_back(std::move(record));
   return plan;
@@ -421,6 +427,7 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   lane.kv->ReturnCopies(plan.copies);
   for (const auto& [klass, us] : step.charges) {
     worker->class_pass[klass] -= us / std::max<uint32_t>(options_.classes[klass].shares, 1);
+    worker->class_used[klass] = std::max(0.0, worker->class_used[klass] - us);
   }
   worker->busy_until -= step.p50;
   for (const EncodeItem& item : plan.encodes) {

@@ -2,6 +2,7 @@
 // WorkerState: the steps in flight on one worker and the fair shares of its time. Private to
 // sched/.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -36,11 +37,33 @@ struct WorkerState {
   // goes first among classes of a tier.
   std::vector<double> class_pass;
   std::vector<uint32_t> class_active;
+  // Predicted microseconds given to each class lately, fading with kUsageMemory.
+  std::vector<double> class_used;
+  TimePoint used_at{};
   bool lost = false;
 
-  // `us` more for `klass`. A class without work does not save up: it follows the lowest running
-  // one of its tier.
-  void Charge(std::span<const LatencyClass> classes, size_t klass, double us) {
+  static constexpr Micros kUsageMemory{500'000};
+
+  void Fade(TimePoint now) {
+    if (now <= used_at) return;
+    const double fade = std::exp(-static_cast<double>(ToMicros(now - used_at).count()) /
+                                 static_cast<double>(kUsageMemory.count()));
+    for (double& used : class_used) used *= fade;
+    used_at = now;
+  }
+  // Part of the time that classes of tiers above `tier` have lately used.
+  double UsedAbove(std::span<const LatencyClass> classes, uint32_t tier, TimePoint now) {
+    Fade(now);
+    double used = 0;
+    for (size_t c = 0; c < classes.size(); ++c) used += classes[c].tier < tier ? class_used[c] : 0;
+    return used / static_cast<double>(kUsageMemory.count());
+  }
+
+  // `us` more for `klass` at `now`. A class without work does not save up: it follows the lowest
+  // running one of its tier.
+  void Charge(std::span<const LatencyClass> classes, size_t klass, double us, TimePoint now) {
+    Fade(now);
+    class_used[klass] += us;
     const double before = class_pass[klass];
     class_pass[klass] += us / std::max<uint32_t>(classes[klass].shares, 1);
     for (size_t c = 0; c < classes.size(); ++c) {
