@@ -22,7 +22,8 @@ struct VerifyOptions {
 // BF16 pass: with d = the largest distance of the recorded bf16 logits from the recorded f32 ones,
 // logits within 3 d and stages within 3 d * max|stage| / max|logits|; actions within 3 times their
 // own recorded distance (and 1e-6). An id may differ where its recorded logit margin is below d;
-// what follows it then has another history and is left out, and the line says so.
+// what follows it then has another history and is left out, and the line says so. Without recorded
+// bf16 logits there is no tolerance: the pass is left out, or fails when it is the only one.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

@@ -32,6 +32,18 @@ TEST_P(EveryBackend, OpenvlaV01) {
   EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.json", GetParam()), 0);
 }
 
+// Folders of other sizes, with answers computed by make_variant.py: grouped queries, a head size of
+// its own and a centre crop; one DINOv2 tower, one layer, a tied head, F32 weights and letterbox.
+TEST_P(EveryBackend, GroupedQueriesAndCrop) {
+  const std::string dir = DataDir() + "/variants/gqa_crop";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
+}
+
+TEST_P(EveryBackend, OneTowerTiedHead) {
+  const std::string dir = DataDir() + "/variants/dino_tied";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Golden, EveryBackend, testing::ValuesIn(AllBackends()),
                          [](const auto& info) { return info.param.name; });
 

@@ -75,8 +75,9 @@ absl::StatusOr<FolderDescription> DescribeFolder(const std::string& dir,
     DescribeOpenVla(checkpoint, limits, out);
   } else {
     const std::string type = checkpoint.config_view().String("model_type", "").value_or("");
-    out.problems.push_back(StrCat("no known family serves this folder (model_type \"", type,
-                                  "\"); known: ", known, " (without an OpenVLA-OFT action head)"));
+    out.problems.push_back(StrCat("no known family serves this folder",
+                                  type.empty() ? "" : StrCat(" (model_type \"", type, "\")"),
+                                  "; known: ", known, " (without an OpenVLA-OFT action head)"));
   }
   return out;
 }
