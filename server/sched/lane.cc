@@ -265,7 +265,6 @@ void Lane::ReleaseEmbedding(EmbeddingId slot, bool poisoned) {
   --state.users;
   // A poisoned request may have its non-finite values from a frame: it is not offered again.
   if (poisoned && state.stage == FrameState::Stage::kReady) embeddings.Abandon(slot);
-  if (state.users == 0 && state.stage == FrameState::Stage::kWanted) embeddings.Abandon(slot);
   if (state.users == 0 && !embeddings.Ready(slot)) state = {};
   embeddings.Release(slot);
 }

@@ -383,6 +383,38 @@ TEST(Scheduler, AShortPromptPassesALongOneWithALaterDeadline) {
   EXPECT_TRUE(sim.request(longer).ok());
 }
 
+// Decodes of many running streams fill a step; the most urgent request still gets its prefill.
+TEST(Scheduler, DecodesLeaveRoomForTheMostUrgentPrefill) {
+  Options options = DefaultOptions();
+  options.scheduler.step_ceiling = Micros(3'000);
+  Simulation sim(options);
+  WarmUp(sim);
+  for (uint64_t i = 0; i < 30; ++i) {
+    sim.Offer(
+        {.timeline = sim.Prompt({}, 5, i), .action_tokens = 64, .deadline = Micros(5'000'000)});
+  }
+  sim.RunFor(Micros(80'000));
+  const size_t urgent =
+      sim.Offer({.timeline = sim.Prompt({}, 60, 99), .deadline = Micros(200'000)});
+  ASSERT_TRUE(sim.request(urgent).offered.ok()) << sim.request(urgent).offered;
+  sim.RunToIdle();
+  ASSERT_TRUE(sim.request(urgent).ok());
+  EXPECT_LE(sim.request(urgent).latency(), Micros(60'000));
+  for (const Tracked& r : sim.requests()) EXPECT_TRUE(r.ok());
+}
+
+// What cannot meet its deadline any more does not drag others with it.
+TEST(Scheduler, AHopelessRequestGivesWay) {
+  Simulation sim(DefaultOptions());
+  // Nothing is known yet, so both are admitted; the first needs 200 ms.
+  const size_t hopeless =
+      sim.Offer({.timeline = sim.Prompt({}, 4'000, 1), .deadline = Micros(150'000)});
+  const size_t small = sim.Offer({.timeline = sim.Prompt({}, 60, 2), .deadline = Micros(155'000)});
+  sim.RunToIdle();
+  EXPECT_EQ(sim.request(hopeless).reason(), Reason::kExpired);
+  EXPECT_TRUE(sim.request(small).ok());
+}
+
 TEST(Scheduler, StepsKeepTheCeiling) {
   Options options = DefaultOptions();
   options.scheduler.step_ceiling = Micros(7'000);
@@ -902,6 +934,27 @@ TEST(Scheduler, AFailedStepFailsWhatItNamesAndWhatReadItsFrames) {
   EXPECT_EQ(sim.request(retry).encodes, 1u);
 }
 
+// A later step, already running, read an embedding that was never made.
+TEST(Scheduler, AFailedEncodeFailsItsReadersInFlightOnly) {
+  Options options = DefaultOptions();
+  options.scheduler.step_ceiling = Micros(5'000);
+  Simulation sim(options);
+  WarmUp(sim);
+  const size_t a = sim.Offer({.klass = kPlanning, .timeline = sim.Prompt({7}, 1, 1)});
+  const size_t b = sim.Offer({.klass = kPlanning, .timeline = sim.Prompt({7}, 200, 2)});
+  const size_t waits = sim.Offer({.klass = kBestEffort, .timeline = sim.Prompt({7}, 200, 3)});
+  while (sim.running() == nullptr || sim.running()->encodes.empty()) ASSERT_TRUE(sim.Step());
+  ASSERT_FALSE(Names(*sim.running(), sim.request(b).id));
+  ASSERT_TRUE(sim.queued() != nullptr && Names(*sim.queued(), sim.request(b).id));
+  ASSERT_FALSE(sim.InFlight(waits));
+  sim.FailRunningStep(0);
+  sim.RunToIdle();
+  for (const size_t i : {a, b}) EXPECT_EQ(sim.request(i).reason(), Reason::kWorkerFailed);
+  ASSERT_TRUE(sim.request(waits).ok()) << sim.request(waits).outcome->status;
+  EXPECT_EQ(sim.request(waits).encodes, 1u);
+  sim.ExpectBaseline();
+}
+
 TEST(Scheduler, AMissingTokenFailsTheRequest) {
   Options options = DefaultOptions();
   auto scheduler = *Scheduler::Create(options.scheduler, options.lanes);
@@ -1094,6 +1147,30 @@ TEST(Scheduler, NoPreemptionWhenItWouldNotHelp) {
   EXPECT_LT(sim.request(background).outcome_at, sim.request(second).outcome_at);
   for (const FinishedStep& step : sim.steps()) {
     for (const TrunkItem& item : step.plan.trunk) EXPECT_TRUE(item.known_tokens.empty());
+  }
+}
+
+// Small requests that come later do not take the blocks that a big one waits for.
+TEST(Scheduler, ABigRequestIsNotPassedByLaterSmallOnes) {
+  Options options = DefaultOptions();
+  options.lanes[0] = Lane(0, 0, 40);
+  options.scheduler.max_wait = Micros(100'000'000);
+  Simulation sim(options);
+  size_t big = 0;
+  std::function<void(uint64_t)> arrive = [&](uint64_t i) {
+    sim.Offer({.klass = kPlanning, .timeline = sim.Prompt({}, 60, i), .action_tokens = 20});
+    if (i == 20) {
+      big = sim.Offer({.klass = kPlanning, .timeline = sim.Prompt({}, 500, 1'000)});
+    }
+    if (i < 200) sim.After(Micros(4'000), [&arrive, i] { arrive(i + 1); });
+  };
+  arrive(0);
+  sim.RunToIdle();
+  ASSERT_TRUE(sim.request(big).ok());
+  EXPECT_LT(*sim.request(big).first_start - sim.request(big).arrival, Micros(200'000));
+  for (const Tracked& r : sim.requests()) {
+    if (!r.ok() || r.id <= sim.request(big).id) continue;
+    EXPECT_GE(*r.first_start, *sim.request(big).first_start);
   }
 }
 
