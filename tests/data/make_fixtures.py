@@ -187,7 +187,7 @@ def images():
 # --------------------------------------------------------------------------------------- tokenizers
 def corpus():
     r = random.Random(11)
-    words = ("pick up the red block and place it in bowl put black on plate open top drawer What action should robot "  # noqa: SIM905
+    words = ("pick up the red block and place it in bowl put black on plate open top drawer What action should robot "
              "take to In: Out: State: 127 0 255 USER: ASSISTANT: café naïve 你好 こんにちは Привет עברית ไทย "
              "🤖 👩‍👩‍👧 e\u0301 Å ﬁ \u1d2c\u0bb5 \U00010348 ꙮ").split()
     glue = [" ", " ", " ", "  ", "\n", "\t", "", "\u2581", "<s>", "</s>", "<unk>", "<bos>", "<eos>", "<pad>", "<PAD>", "<mask>", "\n\n\n", "    ",
