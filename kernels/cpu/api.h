@@ -121,6 +121,7 @@ constexpr int64_t kQkvSums = int64_t{32} * 33 * kMaxHeadDim;
 struct Kernels {
   Isa isa;
   PanelLayout f32_layout, bf16_layout;
+  int64_t key_multiple;  // of KvLayout::k_dim for BF16 pages; F32 pages: 2
 
   // --- GEMM. Rows of x are used as they are when `rows_ready`, else packed into
   // `packed_rows_bytes` by `pack_rows`, which takes any range of rows [row_begin, row_end) whose

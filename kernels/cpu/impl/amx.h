@@ -1,8 +1,8 @@
 #pragma once
-// GEMM of BF16 weights with AMX tiles. A panel is 16 columns wide and k-major, so that 32 k of it
-// are one tile of 1 KiB; two panels and 32 rows make four sums in tiles. Sums of 32 k are made
-// inside the instruction and added to the tile in order of k, for every number of rows (Intel SDM,
-// TDPBF16PS), so a row's bits do not depend on its neighbours.
+// GEMM of BF16 weights and attention over BF16 pages with AMX tiles. A panel is 16 columns wide and
+// k-major, so that 32 k of it are one tile of 1 KiB; two panels and 32 rows make four sums in
+// tiles. Sums of 32 k are made inside the instruction and added to the tile in order of k, for
+// every number of rows (Intel SDM, TDPBF16PS), so a row's bits do not depend on its neighbours.
 #include "kernels/cpu/impl/table.h"
 
 namespace saccade::cpu {
@@ -24,7 +24,7 @@ alignas(64) constexpr TileConfig kAllTiles = {
 // Tiles are set up for the life of this object; a thread that does not hold them is cheaper to
 // switch.
 struct TileScope {
-  TileScope() { _tile_loadconfig(&kAllTiles); }
+  explicit TileScope(const TileConfig& config) { _tile_loadconfig(&config); }
   ~TileScope() { _tile_release(); }
 };
 
@@ -132,7 +132,7 @@ template <class Emit>
 SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_end,
                                 int64_t panel_begin, int64_t panel_end, bool whole,
                                 unsigned char* scratch, const Emit& emit) {
-  const TileScope tiles;
+  const TileScope tiles(kAllTiles);
   const auto* x = static_cast<const uint16_t*>(g.x.data);
   const auto* weight = static_cast<const uint16_t*>(g.weight);
   const int64_t rows = row_end - row_begin;
@@ -274,8 +274,107 @@ struct AmxEntries {
   }
 };
 
+// --- Attention over BF16 pages: 32 elements of the keys of a page are one tile; 16 tokens of the
+// values of a page are half of one, of its own shape.
+
+// Tiles 0 to 3 hold sums, 4 rows of q, 5 keys, 6 softmax weights, 7 values.
+alignas(64) constexpr TileConfig kAttentionTiles = {
+    1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {16, 16, 16, 16, 16, 16, 16, 8}};
+
+struct MulTiles : MulBf16 {};
+
+template <>
+struct TileProducts<MulTiles> {
+  static SACCADE_INLINE void Scores(const uint16_t* q, const TilePages& t, const KvLayout& kv,
+                                    int64_t rows, float* s) {
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t i = 0; i < kv.k_dim; i += kTileK) {
+        _tile_loadd(4, q + r * kv.k_dim + i, kv.k_dim * 2);
+        const int64_t at = i * kPageTokens * 2;
+        _tile_loadd(5, t.k[0] + at, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, t.k[1] + at, 64);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_loadd(5, t.k[2] + at, 64);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(5, t.k[3] + at, 64);
+        _tile_dpbf16ps(3, 4, 5);
+      }
+      float* to = s + r * kTileTokens;
+      _tile_stored(0, to, kTileTokens * 4);
+      _tile_stored(1, to + 16, kTileTokens * 4);
+      _tile_stored(2, to + 32, kTileTokens * 4);
+      _tile_stored(3, to + 48, kTileTokens * 4);
+    }
+  }
+
+  static SACCADE_INLINE void Values(const uint16_t* p, const float* alpha,
+                                    const unsigned char* const* v, const KvLayout& kv, int64_t rows,
+                                    float* partial, float* o) {
+    const int64_t v_bytes = kv.v_dim * 4;  // of a pair of tokens
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      for (int64_t d = 0; d < kv.v_dim; d += 4 * kTileColumns) {
+        const int64_t tiles = (kv.v_dim - d) / kTileColumns;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t page = 0; page < kTilePages; ++page) {
+          const unsigned char* from = v[page] + d * 4;
+          _tile_loadd(6, p + r * kTileTokens + page * kPageTokens, kTileTokens * 2);
+          _tile_loadd(7, from, v_bytes);
+          _tile_dpbf16ps(0, 6, 7);
+          if (tiles > 1) {
+            _tile_loadd(7, from + 64, v_bytes);
+            _tile_dpbf16ps(1, 6, 7);
+          }
+          if (tiles > 2) {
+            _tile_loadd(7, from + 128, v_bytes);
+            _tile_dpbf16ps(2, 6, 7);
+          }
+          if (tiles > 3) {
+            _tile_loadd(7, from + 192, v_bytes);
+            _tile_dpbf16ps(3, 6, 7);
+          }
+        }
+        float* to = partial + d;
+        _tile_stored(0, to, v_bytes);
+        if (tiles > 1) _tile_stored(1, to + 16, v_bytes);
+        if (tiles > 2) _tile_stored(2, to + 32, v_bytes);
+        if (tiles > 3) _tile_stored(3, to + 48, v_bytes);
+      }
+      const int64_t count = rows - r < kTileRows ? rows - r : kTileRows;
+      for (int64_t i = 0; i < count; ++i) {
+        const V factor = Simd::Set(alpha[r + i]);
+        float* row = o + (r + i) * kv.v_dim;
+        for (int64_t d = 0; d < kv.v_dim; d += Simd::kLanes) {
+          const V sum = Simd::Load(partial + i * kv.v_dim + d);
+          Simd::Store(row + d, Simd::Fma(Simd::Load(row + d), factor, sum));
+        }
+      }
+    }
+  }
+};
+
+inline void AmxAttention(const Attention& a, int64_t kv_head, int64_t row_begin, int64_t row_end,
+                         void* scratch) {
+  auto* bytes = static_cast<unsigned char*>(scratch);
+  if (a.kv.type == Type::kF32) {
+    AttendRows<MulF32>(a, kv_head, row_begin, row_end, bytes);
+    return;
+  }
+  const TileScope tiles(kAttentionTiles);
+  AttendRows<MulTiles>(a, kv_head, row_begin, row_end, bytes);
+}
+
 constexpr Kernels MakeAmxTable() {
   Kernels table = MakeTable<MulBf16>(Isa::kAmxBf16);
+  table.key_multiple = kTileK;
+  table.attention = AmxAttention;
   table.bf16_layout = {kTileColumns, kTileK, kTileColumns, 4};
   table.rows_ready = AmxEntries::RowsReady;
   table.packed_rows_bytes = AmxEntries::Bytes;

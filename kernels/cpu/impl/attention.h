@@ -203,12 +203,33 @@ SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all,
   most = new_most;
 }
 
+// The two products of a tile. A level with another way to multiply specialises this.
+template <class P>
+struct TileProducts {
+  // s[rows, 64] = q[rows, k_dim] * K^T
+  static SACCADE_INLINE void Scores(const typename P::A* q, const TilePages& t, const KvLayout& kv,
+                                    int64_t rows, float* s) {
+    ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
+      ScoreTile<P, R>(q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / P::kK, s + r * kTileTokens);
+    });
+  }
+  // o[rows, v_dim] = o * alpha[rows] + p[rows, 64] * V
+  static SACCADE_INLINE void Values(const typename P::A* p, const float* alpha,
+                                    const unsigned char* const* v, const KvLayout& kv, int64_t rows,
+                                    float* /*partial*/, float* o) {
+    ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
+      ValueTile<P, R>(p + r * kTileTokens, alpha + r, v, kv.v_dim, o + r * kv.v_dim);
+    });
+  }
+};
+
 template <class P>
 struct AttentionBlock {
-  typename P::A* q;       // [kBlockRows, k_dim]
-  float* s;               // [kBlockRows, 64]
-  typename P::A* p;       // [kBlockRows, 64]
-  float* o;               // [kBlockRows, v_dim]
+  typename P::A* q;  // [kBlockRows, k_dim]
+  float* s;          // [kBlockRows, 64]
+  typename P::A* p;  // [kBlockRows + 16, 64]: a product may read, but not use, rows after the last
+  float* o;          // [kBlockRows, v_dim]
+  float* partial;    // [16, v_dim], of a product
   typename P::B* masked;  // [64, v_dim]
   float most[kBlockRows];
   float sum[kBlockRows];
@@ -219,9 +240,7 @@ struct AttentionBlock {
 template <class P>
 inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages& t, int64_t rows,
                        float scale, bool all) {
-  ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
-    ScoreTile<P, R>(b.q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / P::kK, b.s + r * kTileTokens);
-  });
+  TileProducts<P>::Scores(b.q, t, kv, rows, b.s);
   int64_t visible[kTilePages] = {kPageTokens, kPageTokens, kPageTokens, kPageTokens};
   for (int64_t r = 0; r < rows; ++r) {
     if (!all) {
@@ -232,9 +251,7 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
                   b.sum[r], b.alpha[r]);
   }
   if (all || ValuesFinite<P>(t, kv.v_dim)) {
-    ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
-      ValueTile<P, R>(b.p + r * kTileTokens, b.alpha + r, t.v, kv.v_dim, b.o + r * kv.v_dim);
-    });
+    TileProducts<P>::Values(b.p, b.alpha, t.v, kv, rows, b.partial, b.o);
     return;
   }
   // A weight of 0 does not silence a NaN or an Inf: take those values away from every row that must
@@ -244,7 +261,8 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
     for (int64_t page = 0; page < kTilePages; ++page)
       visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
     MaskValues<P>(t, visible, kv.v_dim, b.masked, pages);
-    ValueTile<P, 1>(b.p + r * kTileTokens, b.alpha + r, pages, kv.v_dim, b.o + r * kv.v_dim);
+    TileProducts<P>::Values(b.p + r * kTileTokens, b.alpha + r, pages, kv, 1, b.partial,
+                            b.o + r * kv.v_dim);
   }
 }
 
@@ -269,12 +287,14 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
   b.q =
       reinterpret_cast<typename P::A*>(take(kBlockRows * (kMaxHeadDim + 2), sizeof(typename P::A)));
   b.s = reinterpret_cast<float*>(take(kBlockRows * kTileTokens, sizeof(float)));
-  b.p = reinterpret_cast<typename P::A*>(take(kBlockRows * kTileTokens, sizeof(typename P::A)));
+  b.p = reinterpret_cast<typename P::A*>(
+      take((kBlockRows + 16) * kTileTokens, sizeof(typename P::A)));
   b.o = reinterpret_cast<float*>(take(kBlockRows * kMaxHeadDim, sizeof(float)));
+  b.partial = reinterpret_cast<float*>(take(16 * kMaxHeadDim, sizeof(float)));
   b.masked =
       reinterpret_cast<typename P::B*>(take(kTileTokens * kMaxHeadDim, sizeof(typename P::B)));
-  static_assert(kBlockRows * (kMaxHeadDim + 2) * 4 + kBlockRows * kTileTokens * 8 +
-                    kBlockRows * kMaxHeadDim * 4 + kTileTokens * kMaxHeadDim * 4 + 320 <=
+  static_assert(kBlockRows * (kMaxHeadDim + 2) * 4 + (2 * kBlockRows + 16) * kTileTokens * 4 +
+                    (kBlockRows + 16) * kMaxHeadDim * 4 + kTileTokens * kMaxHeadDim * 4 + 6 * 64 <=
                 static_cast<int64_t>(kScratchBytes));
 
   const int64_t lines = (row_end - row_begin) * group;  // (row, head of the group) in that order

@@ -110,12 +110,14 @@ inline void AppendKey(const KvLayout& kv, unsigned char* page, int64_t offset, c
     for (int64_t i = 0; i < kv.head_dim; ++i) to[i * kPageTokens] = x[i];
     return;
   }
-  alignas(64) uint16_t narrow[kMaxHeadDim];
+  alignas(64) uint16_t narrow[kMaxHeadDim + 1];
   ConvertRow(x, narrow, Type::kBf16, kv.head_dim);
   if (kv.head_dim % 2 != 0) narrow[kv.head_dim] = 0;
   unsigned char* to = page + offset * 4;
-  for (int64_t i = 0; i < kv.k_dim / 2; ++i)
+  const int64_t pairs = (kv.head_dim + 1) / 2;
+  for (int64_t i = 0; i < pairs; ++i) {
     __builtin_memcpy(to + i * kPageTokens * 4, narrow + 2 * i, 4);
+  }
 }
 
 inline void AppendValue(const KvLayout& kv, unsigned char* page, int64_t offset, const float* x) {

@@ -15,6 +15,7 @@ constexpr Kernels MakeTable(Isa isa) {
       .isa = isa,
       .f32_layout = {kPanel, 1, Simd::kLanes, 1},
       .bf16_layout = {kPanel, 2, Simd::kLanes, 1},
+      .key_multiple = 2,
       .rows_ready = Entries::RowsReady,
       .packed_rows_bytes = Entries::Bytes,
       .packed_stride = Entries::Stride,

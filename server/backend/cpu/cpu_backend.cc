@@ -95,7 +95,7 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<KvStorage>> NewKvStorage(const KvGeometry& geometry,
                                                           uint32_t num_blocks) override {
-    return cpu::CpuKvStorage::Make(geometry, num_blocks);
+    return cpu::CpuKvStorage::Make(core_->kernels(), geometry, num_blocks);
   }
 
  private:

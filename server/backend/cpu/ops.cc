@@ -36,7 +36,10 @@ const CpuPackedWeight* WeightOf(const PackedWeight* weight, const CpuStream& str
   return ours != nullptr && ours->isa() == stream.kernels().isa ? ours : nullptr;
 }
 
-const CpuKvStorage* KvOf(const KvStorage* kv) { return dynamic_cast<const CpuKvStorage*>(kv); }
+const CpuKvStorage* KvOf(const KvStorage* kv, const CpuStream& stream) {
+  const auto* ours = dynamic_cast<const CpuKvStorage*>(kv);
+  return ours != nullptr && ours->isa() == stream.kernels().isa ? ours : nullptr;
+}
 
 std::byte* RowOf(const TensorView& view, int64_t row) {
   return view.data + row * view.strides[0] * static_cast<int64_t>(DTypeSize(view.dtype));
@@ -197,7 +200,7 @@ absl::Status AttendDense(CpuStream& s, const DenseAttentionArgs& args) {
   const int64_t head_dim = width / heads;
   const Type type = TypeOf(args.qkv.dtype);
   const int64_t pages = CeilDiv(group_rows, kPageTokens);
-  KvLayout kv = MakeKvLayout(heads, head_dim, type);
+  KvLayout kv = MakeKvLayout(s.kernels(), heads, head_dim, type);
   ASSIGN_OR_RETURN(std::byte * memory, s.scratch().pages.Reserve(
                                            kv.block_stride * static_cast<size_t>(groups * pages)));
   kv.base = reinterpret_cast<unsigned char*>(memory);
@@ -332,7 +335,7 @@ absl::Status CpuOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
   if (s == nullptr) return NotOurs("QkvRopeAppend", "stream");
   const CpuPackedWeight* weight = WeightOf(args.weight, *s);
   if (weight == nullptr) return NotOurs("QkvRopeAppend", "weight");
-  const CpuKvStorage* kv = KvOf(args.kv);
+  const CpuKvStorage* kv = KvOf(args.kv, *s);
   if (kv == nullptr) return NotOurs("QkvRopeAppend", "kv");
   Check check("QkvRopeAppend");
   const int64_t rows = args.batch.num_rows;
@@ -396,7 +399,7 @@ absl::Status CpuOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
 absl::Status CpuOps::PagedAttention(Stream& stream, const PagedAttentionArgs& args) const {
   CpuStream* s = StreamOf(stream);
   if (s == nullptr) return NotOurs("PagedAttention", "stream");
-  const CpuKvStorage* kv = KvOf(args.kv);
+  const CpuKvStorage* kv = KvOf(args.kv, *s);
   if (kv == nullptr) return NotOurs("PagedAttention", "kv");
   Check check("PagedAttention");
   check.Require(args.layer < kv->geometry().layers, "layer");
@@ -624,7 +627,7 @@ absl::Status CpuOps::CopyBlocks(Stream& stream, KvStorage& kv, TensorView pairs,
                                 int32_t count) const {
   CpuStream* s = StreamOf(stream);
   if (s == nullptr) return NotOurs("CopyBlocks", "stream");
-  const CpuKvStorage* storage = KvOf(&kv);
+  const CpuKvStorage* storage = KvOf(&kv, *s);
   if (storage == nullptr) return NotOurs("CopyBlocks", "kv");
   Check check("CopyBlocks");
   check.Device(pairs, "pairs", {kI32}, {kAnyDim, 2});
@@ -650,7 +653,7 @@ absl::Status CpuOps::ReadKv(Stream& stream, const KvStorage& kv, uint32_t layer,
                             const PagedBatch& batch, TensorView k, TensorView v) const {
   CpuStream* s = StreamOf(stream);
   if (s == nullptr) return NotOurs("ReadKv", "stream");
-  const CpuKvStorage* storage = KvOf(&kv);
+  const CpuKvStorage* storage = KvOf(&kv, *s);
   if (storage == nullptr) return NotOurs("ReadKv", "kv");
   Check check("ReadKv");
   const int64_t head_dim = storage->geometry().head_dim;

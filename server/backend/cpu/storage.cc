@@ -7,12 +7,13 @@
 
 namespace saccade::cpu {
 
-KvLayout MakeKvLayout(int64_t heads, int64_t head_dim, Type type) {
+KvLayout MakeKvLayout(const Kernels& kernels, int64_t heads, int64_t head_dim, Type type) {
   KvLayout layout{};
   const int64_t size = type == Type::kF32 ? 4 : 2;
   layout.heads = heads;
   layout.head_dim = head_dim;
-  layout.k_dim = (head_dim + 1) / 2 * 2;
+  const int64_t multiple = type == Type::kF32 ? 2 : kernels.key_multiple;
+  layout.k_dim = (head_dim + multiple - 1) / multiple * multiple;
   layout.v_dim = (head_dim + 15) / 16 * 16;
   layout.type = type;
   layout.k_head_bytes = static_cast<size_t>(kPageTokens * layout.k_dim * size);
@@ -22,7 +23,8 @@ KvLayout MakeKvLayout(int64_t heads, int64_t head_dim, Type type) {
   return layout;
 }
 
-absl::StatusOr<std::unique_ptr<CpuKvStorage>> CpuKvStorage::Make(const KvGeometry& geometry,
+absl::StatusOr<std::unique_ptr<CpuKvStorage>> CpuKvStorage::Make(const Kernels& kernels,
+                                                                 const KvGeometry& geometry,
                                                                  uint32_t num_blocks) {
   const auto invalid = [](std::string_view what) {
     return absl::InvalidArgumentError(StrCat("NewKvStorage: ", what));
@@ -42,10 +44,10 @@ absl::StatusOr<std::unique_ptr<CpuKvStorage>> CpuKvStorage::Make(const KvGeometr
   if (num_blocks > std::numeric_limits<int32_t>::max() / kPageTokens) {
     return invalid("slots do not fit 32 bits");
   }
-  std::unique_ptr<CpuKvStorage> kv(new CpuKvStorage());
+  std::unique_ptr<CpuKvStorage> kv(new CpuKvStorage(kernels.isa));
   kv->geometry_ = geometry;
   kv->num_blocks_ = num_blocks;
-  kv->layout_ = MakeKvLayout(geometry.kv_heads, geometry.head_dim, TypeOf(geometry.dtype));
+  kv->layout_ = MakeKvLayout(kernels, geometry.kv_heads, geometry.head_dim, TypeOf(geometry.dtype));
   kv->layer_bytes_ = kv->layout_.block_stride;
   const double bytes = static_cast<double>(kv->layer_bytes_) * geometry.layers * num_blocks;
   if (bytes > 0x1p47)

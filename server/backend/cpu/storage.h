@@ -57,9 +57,11 @@ class CpuPackedWeight final : public PackedWeight {
 class CpuKvStorage final : public KvStorage {
  public:
   // RESOURCE_EXHAUSTED, or INVALID_ARGUMENT for a geometry that the kernels cannot hold.
-  static absl::StatusOr<std::unique_ptr<CpuKvStorage>> Make(const KvGeometry& geometry,
+  static absl::StatusOr<std::unique_ptr<CpuKvStorage>> Make(const Kernels& kernels,
+                                                            const KvGeometry& geometry,
                                                             uint32_t num_blocks);
   const KvGeometry& geometry() const override { return geometry_; }
+  Isa isa() const { return isa_; }  // whose layout it has
   uint32_t num_blocks() const override { return num_blocks_; }
   KvLayout Layer(uint32_t layer) const;
   size_t block_bytes() const { return layer_bytes_ * geometry_.layers; }
@@ -68,8 +70,9 @@ class CpuKvStorage final : public KvStorage {
   }
 
  private:
-  CpuKvStorage() = default;
+  explicit CpuKvStorage(Isa isa) : isa_(isa) {}
 
+  Isa isa_;
   KvGeometry geometry_;
   uint32_t num_blocks_ = 0;
   KvLayout layout_{};  // of layer 0
@@ -79,6 +82,6 @@ class CpuKvStorage final : public KvStorage {
 
 // The layout of one layer for `heads` heads of `head_dim`; base and block_stride are the caller's
 // to set.
-KvLayout MakeKvLayout(int64_t heads, int64_t head_dim, Type type);
+KvLayout MakeKvLayout(const Kernels& kernels, int64_t heads, int64_t head_dim, Type type);
 
 }  // namespace saccade::cpu
