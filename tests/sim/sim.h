@@ -530,8 +530,9 @@ inline bool Simulation::InFlight(size_t request) const {
 }
 
 inline uint32_t Simulation::HeldBlocks(size_t lane) {
+  const KvStats stats = scheduler_->stats().lanes[lane].kv;
   uint32_t held = 0;
-  for (const PartitionStats& p : scheduler_->stats().lanes[lane].kv.partitions) held += p.held;
+  for (const PartitionStats& p : stats.partitions) held += p.held;
   return held;
 }
 
