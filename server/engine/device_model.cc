@@ -185,14 +185,26 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
   return absl::OkStatus();
 }
 
+void DeviceModel::Staging::Clear() {
+  for (auto* values :
+       {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_slot, &token_index,
+        &embedding_index, &text, &logit_rows, &source_row, &draw, &dest, &copies}) {
+    values->clear();
+  }
+  temperature.clear();
+  seed.clear();
+  row_begin.push_back(0);
+  page_begin.push_back(0);
+}
+
 absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples) {
   const ModelSpec& spec = model_.spec();
   const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
   const auto text_base = static_cast<int32_t>(options_.sequence_slots * token_columns_);
-  std::vector<int32_t> row_begin{0}, page_begin{0}, pages, page_len, page_pos, row_pos, row_slot,
-      token_index, embedding_index, text, logit_rows, source_row, draw, dest, copies;
-  std::vector<float> temperature;
-  std::vector<int64_t> seed;
+  staging_.Clear();
+  auto& [row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot, token_index,
+         embedding_index, text, logit_rows, source_row, draw, dest, copies, temperature, seed] =
+      staging_;
   int32_t max_pages = 0;
   for (const TrunkItem& item : plan.trunk) {
     const Timeline& timeline = *item.timeline;

@@ -40,6 +40,14 @@ class DeviceModel {
   absl::StatusOr<std::unique_ptr<Buffer>> NewBuffer(size_t bytes, MemKind kind);
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
   absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens);
+  // The index arrays of a step, kept between steps for their memory.
+  struct Staging {
+    std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot,
+        token_index, embedding_index, text, logit_rows, source_row, draw, dest, copies;
+    std::vector<float> temperature;
+    std::vector<int64_t> seed;
+    void Clear();
+  };
   absl::Status StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples);
 
   Backend& backend_;
@@ -48,6 +56,7 @@ class DeviceModel {
   const DeviceModelOptions options_;
   const uint32_t token_columns_;  // of the token array: action tokens per sequence
   size_t device_bytes_ = 0;
+  Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
 
   std::unique_ptr<KvStorage> kv_;

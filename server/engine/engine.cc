@@ -75,10 +75,12 @@ class Engine::Impl {
     bool started = false;  // a step of it was handed to a worker
   };
   struct WorkerState {
+    // Oldest first: the running step, then a queued one. Outlives the worker, which borrows the
+    // plans.
+    std::deque<std::unique_ptr<const StepPlan>> outstanding;
     std::unique_ptr<Worker> worker;
-    std::deque<StepPlan> outstanding;  // oldest first: the running step, then a queued one
-    TimePoint free_at{};               // predicted end of what it has
-    int failures = 0;                  // in a row
+    TimePoint free_at{};  // predicted end of what it has
+    int failures = 0;     // in a row
     bool lost = false;
   };
 
@@ -452,9 +454,10 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
 
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front().id != message.result.id)
+  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id)
     return;  // of a lost worker
-  const StepPlan plan = std::move(state.outstanding.front());
+  const std::unique_ptr<const StepPlan> done = std::move(state.outstanding.front());
+  const StepPlan& plan = *done;
   state.outstanding.pop_front();
   const StepResult& result = message.result;
   stats_dirty_ = true;
@@ -517,12 +520,11 @@ void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
 void Engine::Impl::Handle(StopMessage&, TimePoint) { stop_ = true; }
 
 void Engine::Impl::RevokeForUrgentWork(WorkerState& state, TimePoint now) {
-  if (state.outstanding.size() < 2 || !scheduler_->ShouldRevoke(state.outstanding.back(), now))
+  if (state.outstanding.size() < 2 || !scheduler_->ShouldRevoke(*state.outstanding.back(), now))
     return;
-  const std::unique_ptr<StepPlan> revoked = state.worker->Revoke();
-  if (revoked == nullptr) return;  // it has started
-  scheduler_->OnStepRevoked(state.outstanding.back(), now);
-  state.free_at -= std::min(state.outstanding.back().predicted_p50, ToMicros(state.free_at - now));
+  if (!state.worker->Revoke()) return;  // it has started
+  scheduler_->OnStepRevoked(*state.outstanding.back(), now);
+  state.free_at -= std::min(state.outstanding.back()->predicted_p50, ToMicros(state.free_at - now));
   state.outstanding.pop_back();
 }
 
@@ -547,8 +549,8 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       if (!plan) break;
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
-      state.outstanding.push_back(*plan);
-      state.worker->Submit(std::make_unique<StepPlan>(std::move(*plan)));
+      state.outstanding.push_back(std::make_unique<const StepPlan>(*std::move(plan)));
+      state.worker->Submit(state.outstanding.back().get());
     }
   }
 }

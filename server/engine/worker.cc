@@ -28,20 +28,19 @@ Worker::~Worker() {
   stopping_.store(true, std::memory_order_release);
   wakeup_.Notify();
   if (thread_.joinable()) thread_.join();
-  for (auto& slot : slots_) delete slot.exchange(nullptr, std::memory_order_acquire);
 }
 
-void Worker::Submit(std::unique_ptr<StepPlan> plan) {
-  delete slots_[submitted_++ % 2].exchange(plan.release(),
-                                           std::memory_order_acq_rel);  // empty by contract
+void Worker::Submit(const StepPlan* plan) {
+  slots_[submitted_++ % 2].store(plan, std::memory_order_release);  // empty by contract
   wakeup_.Notify();
 }
 
-std::unique_ptr<StepPlan> Worker::Revoke() {
-  std::unique_ptr<StepPlan> plan(
-      slots_[(submitted_ - 1) % 2].exchange(nullptr, std::memory_order_acq_rel));
-  if (plan != nullptr) --submitted_;
-  return plan;
+bool Worker::Revoke() {
+  if (slots_[(submitted_ - 1) % 2].exchange(nullptr, std::memory_order_acq_rel) == nullptr) {
+    return false;
+  }
+  --submitted_;
+  return true;
 }
 
 void Worker::Loop() {
@@ -49,8 +48,7 @@ void Worker::Loop() {
   uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();
-    const std::unique_ptr<StepPlan> plan(
-        slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel));
+    const StepPlan* plan = slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel);
     if (plan == nullptr) {
       wakeup_.WaitUntil(epoch, kNever);
       continue;

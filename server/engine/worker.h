@@ -36,10 +36,11 @@ class Worker {
                                                        const Clock& clock, OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
 
-  // Engine thread. At most two steps may be unfinished.
-  void Submit(std::unique_ptr<StepPlan> plan);
-  // Engine thread. The step submitted last if it has not started, else nullptr.
-  std::unique_ptr<StepPlan> Revoke();
+  // Engine thread. At most two steps may be unfinished. The plan is borrowed: it lives until
+  // OnDone, Revoke or destruction.
+  void Submit(const StepPlan* plan);
+  // Engine thread. True when the step submitted last had not started: it never will.
+  bool Revoke();
 
  private:
   Worker(WorkerId id, Backend& backend, const Clock& clock, OnDone on_done);
@@ -54,7 +55,7 @@ class Worker {
       models_;  // by ModelId; null where the model is elsewhere
   // Step i passes through slot i % 2: the engine puts it there (and may take it back), the worker
   // takes it out.
-  std::array<std::atomic<StepPlan*>, 2> slots_{};
+  std::array<std::atomic<const StepPlan*>, 2> slots_{};
   uint64_t submitted_ = 0;  // engine thread only
   std::atomic<bool> stopping_{false};
   Wakeup wakeup_;
