@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <cmath>
@@ -42,6 +43,14 @@ class StopSignals {
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "saccade-server: %s\n", std::string(FromAbsl(status.message())).c_str());
   return 1;
+}
+
+// Ends the process once nothing of ours runs any more. The metrics endpoint's own threads would
+// take up to two seconds to notice, past the time that a drain was promised to take.
+[[noreturn]] void Leave(int exit_code) {
+  spdlog::shutdown();
+  std::fflush(nullptr);
+  std::_Exit(exit_code);
 }
 
 absl::StatusOr<Config> LoadOrSay(const std::string& path) {
@@ -97,18 +106,18 @@ int RunServe(const std::string& config_path, std::string_view version) {
   }
   absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
       RpcServer::Start(*config, clock, &metrics, std::string(version));
-  if (!rpc.ok()) return Fail(rpc.status());
+  if (!rpc.ok()) Leave(Fail(rpc.status()));
   LogInfo("listening, loading models",
           {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
   absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics);
   if (!engine.ok()) {
     rpc->reset();
-    return Fail(engine.status());
+    Leave(Fail(engine.status()));
   }
   if (const absl::Status status = (*rpc)->Serve(**engine); !status.ok()) {
     rpc->reset();
-    return Fail(status);
+    Leave(Fail(status));
   }
   loaded.store(true, std::memory_order_release);
   LogInfo("ready");
@@ -122,7 +131,7 @@ int RunServe(const std::string& config_path, std::string_view version) {
   rpc->reset();
   engine->reset();
   LogInfo("stopped");
-  return 0;
+  Leave(0);
 }
 
 }  // namespace saccade

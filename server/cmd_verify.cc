@@ -286,7 +286,16 @@ absl::StatusOr<double> Pass::Bf16Distance(const std::string& exact,
   if (a.values.size() != b.values.size()) {
     return absl::InvalidArgumentError(StrCat(narrow, " is not as long as ", exact));
   }
-  return MaxDifference(a.values, b.values, a.values.size());
+  // The recorded distance is the tolerance, so it must itself be believable: a damaged record would
+  // let anything pass. An id that differs at a near-tie can move an action across its range;
+  // nothing else moves that far.
+  const double distance = MaxDifference(a.values, b.values, a.values.size());
+  const double most = (StartsWith(exact, "actions.") ? 2.0 : 0.25) * MaxAbs(a.values);
+  if (!(distance <= most)) {
+    return absl::InvalidArgumentError(
+        StrCat(narrow, " is ", distance, " from ", exact, ": no rounding to bf16 does that"));
+  }
+  return distance;
 }
 
 double Pass::StageTolerance(const Recorded& reference) const {
@@ -516,6 +525,11 @@ void Pass::Run(const std::string& name, Report& report) const {
   const absl::StatusOr<Recorded> reference = golden_.Get(name);
   if (!reference.ok()) {
     report.NotCompared(name, FromAbsl(reference.status().message()));
+    return;
+  }
+  if (!std::all_of(reference->values.begin(), reference->values.end(),
+                   [](double v) { return std::isfinite(v); })) {
+    report.NotCompared(name, "the record holds NaN or Inf");
     return;
   }
   const absl::StatusOr<Computed> computed = Compute(name, *reference);

@@ -306,6 +306,19 @@ void ConvertRow(const uint8_t* in, int channels, int bit_depth, uint32_t width, 
   }
 }
 
+// An acTL chunk before the pixels makes a PNG an animation (APNG). Walks the chunk headers, within
+// the bytes given.
+bool IsAnimatedPng(std::span<const uint8_t> bytes) {
+  for (size_t at = kPngSignature.size(); bytes.size() - at >= 12;) {
+    const uint64_t length = ReadBig32(bytes.data() + at);
+    const uint8_t* type = bytes.data() + at + 4;
+    if (std::memcmp(type, "acTL", 4) == 0) return true;
+    if (std::memcmp(type, "IDAT", 4) == 0 || length > bytes.size() - at - 12) return false;
+    at += static_cast<size_t>(length) + 12;
+  }
+  return false;
+}
+
 absl::StatusOr<Rgb8Image> DecodePng(std::span<const uint8_t> bytes, const ImageLimits& limits) {
   // Signature, chunk length and type, then width and height: checked before libpng sees a byte.
   if (bytes.size() < 24 || std::memcmp(bytes.data() + 12, "IHDR", 4) != 0) {
@@ -316,6 +329,7 @@ absl::StatusOr<Rgb8Image> DecodePng(std::span<const uint8_t> bytes, const ImageL
   image.height = ReadBig32(bytes.data() + 20);
   RETURN_IF_ERROR(CheckSize(image.width, image.height, limits, kField, kField));
 
+  if (IsAnimatedPng(bytes)) return InvalidField(kField, "PNG: an animation, not a picture");
   PngDecoder decoder(bytes);
   if (!decoder.valid()) return absl::ResourceExhaustedError("no memory for a PNG decoder");
   if (!decoder.ReadHeader(limits)) return InvalidField(kField, StrCat("PNG: ", decoder.error()));

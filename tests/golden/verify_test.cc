@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 
 #include "cmd_verify.h"
 #include "tests/golden/support/setup.h"
@@ -67,6 +68,19 @@ class Damaged : public testing::Test {
     bytes.replace(at, from.size(), to);
     folder_.Write("golden.safetensors", bytes);
   }
+  // Adds to the first value of an F32 tensor of the golden.
+  void Add(const std::string& name, float amount) {
+    std::string bytes = folder_.Read("golden.safetensors");
+    uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const Json index = Json::parse(bytes.substr(8, header));
+    const size_t at = 8 + header + index[name]["data_offsets"][0].get<size_t>();
+    float value = 0;
+    std::memcpy(&value, bytes.data() + at, sizeof(value));
+    value += amount;
+    std::memcpy(bytes.data() + at, &value, sizeof(value));
+    folder_.Write("golden.safetensors", bytes);
+  }
   void DropTensorList() {
     Json info = folder_.ReadJson("golden.json");
     info.erase("tensors");
@@ -80,18 +94,19 @@ class Damaged : public testing::Test {
 TEST_F(Damaged, GoodBefore) { EXPECT_EQ(Run(), 0) << output_; }
 
 TEST_F(Damaged, OneWrongValue) {
-  std::string bytes = folder_.Read("golden.safetensors");
-  uint64_t header = 0;
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  const Json index = Json::parse(bytes.substr(8, header));
-  const size_t at = 8 + header + index["vision.projected"]["data_offsets"][0].get<size_t>();
-  float value = 0;
-  std::memcpy(&value, bytes.data() + at, sizeof(value));
-  value += 1e-3F;
-  std::memcpy(bytes.data() + at, &value, sizeof(value));
-  folder_.Write("golden.safetensors", bytes);
+  Add("vision.projected", 1e-3F);
   EXPECT_EQ(Run(), 1);
   EXPECT_NE(output_.find("MISS"), std::string::npos) << output_;
+}
+
+// The recorded bf16 distance is the tolerance of the BF16 pass: a damaged one must not let anything
+// pass.
+TEST_F(Damaged, RecordOfBf16) {
+  EXPECT_EQ(Run(false, true), 0) << output_;
+  Add("bf16.logits.prefill_last", 1e6F);
+  EXPECT_EQ(Run(false, true), 1) << output_;
+  Add("bf16.logits.prefill_last", std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(Run(false, true), 1) << output_;
 }
 
 TEST_F(Damaged, UnknownTensor) {

@@ -164,6 +164,15 @@ TEST_F(ImageDecodeTest, DamageIsRefusedOrHarmless) {
   }
 }
 
+TEST_F(ImageDecodeTest, AnAnimationIsRefused) {
+  std::vector<uint8_t> png = Bytes("png_rgb8");
+  // An animation control chunk of two frames, behind the 33 bytes of signature and header.
+  const std::vector<uint8_t> control = {0, 0, 0, 8, 'a', 'c', 'T', 'L', 0, 0,
+                                        0, 2, 0, 0, 0,   0,   0,   0,   0, 0};
+  png.insert(png.begin() + 33, control.begin(), control.end());
+  ExpectInvalid(png, "animation");
+}
+
 TEST_F(ImageDecodeTest, ADamagedPngChecksumIsRefused) {
   std::vector<uint8_t> bytes = Bytes("png_rgb8");
   bytes[bytes.size() - 14] ^= 1;  // in the checksum of IDAT
