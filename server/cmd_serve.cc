@@ -1,11 +1,11 @@
 #include "cmd_serve.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>

@@ -23,7 +23,9 @@ class SteadyClock final : public Clock {
 // Advances only when told; for tests.
 class ManualClock final : public Clock {
  public:
-  TimePoint Now() const noexcept override { return TimePoint(Micros(now_us_.load(std::memory_order_relaxed))); }
+  TimePoint Now() const noexcept override {
+    return TimePoint(Micros(now_us_.load(std::memory_order_relaxed)));
+  }
   void Advance(Micros by) { now_us_.fetch_add(by.count(), std::memory_order_relaxed); }
 
  private:
@@ -33,6 +35,8 @@ class ManualClock final : public Clock {
 inline double ToMillis(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double, std::milli>(d).count();
 }
-inline Micros ToMicros(std::chrono::steady_clock::duration d) { return std::chrono::duration_cast<Micros>(d); }
+inline Micros ToMicros(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration_cast<Micros>(d);
+}
 
 }  // namespace saccade

@@ -1,6 +1,7 @@
 #pragma once
-// A camera frame after decode and resize, interned: two frames with the same pixels are one object. Identity is decided
-// once, where the bytes are (session/content_store), so the core compares pointers and never touches pixels.
+// A camera frame after decode and resize, interned: two frames with the same pixels are one object.
+// Identity is decided once, where the bytes are (session/content_store), so the core compares
+// pointers and never touches pixels.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -10,10 +11,10 @@
 namespace saccade {
 
 struct Content {
-  Digest128 digest;            // of the fields below, domain "frame.v1"
-  uint32_t width = 0;          // pixels, after resize to the model's input
+  Digest128 digest;    // of the fields below, domain "frame.v1"
+  uint32_t width = 0;  // pixels, after resize to the model's input
   uint32_t height = 0;
-  std::vector<uint8_t> rgb;    // [height, width, 3]
+  std::vector<uint8_t> rgb;  // [height, width, 3]
 };
 using ContentRef = std::shared_ptr<const Content>;
 

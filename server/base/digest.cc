@@ -43,7 +43,10 @@ Digest128 DigestBuilder::Finish() const {
 
 Digest128 DigestBytes(std::string_view domain, std::span<const uint8_t> bytes) {
   const XXH128_hash_t body = XXH3_128bits(bytes.data(), bytes.size());
-  return DigestBuilder(domain).Field(static_cast<uint64_t>(bytes.size())).Field(Digest128{body.high64, body.low64}).Finish();
+  return DigestBuilder(domain)
+      .Field(static_cast<uint64_t>(bytes.size()))
+      .Field(Digest128{body.high64, body.low64})
+      .Finish();
 }
 
 }  // namespace saccade

@@ -1,6 +1,7 @@
 #pragma once
-// 128-bit content digests (XXH3-128). Every field that goes in is tagged and length-prefixed, so two different records
-// never hash the same bytes. Not cryptographic: identity is decided by comparing content after the hash.
+// 128-bit content digests (XXH3-128). Every field that goes in is tagged and length-prefixed, so
+// two different records never hash the same bytes. Not cryptographic: identity is decided by
+// comparing content after the hash.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -38,5 +39,7 @@ Digest128 DigestBytes(std::string_view domain, std::span<const uint8_t> bytes);
 
 template <>
 struct std::hash<saccade::Digest128> {
-  size_t operator()(const saccade::Digest128& d) const noexcept { return static_cast<size_t>(d.low); }
+  size_t operator()(const saccade::Digest128& d) const noexcept {
+    return static_cast<size_t>(d.low);
+  }
 };

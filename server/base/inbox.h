@@ -1,6 +1,7 @@
 #pragma once
-// Inbox: many threads put, one takes all. Lock-free; order of arrival is kept. It has no bound of its own: whoever offers
-// work counts it, so that what must never be lost (a cancellation, a finished step) always has a place.
+// Inbox: many threads put, one takes all. Lock-free; order of arrival is kept. It has no bound of
+// its own: whoever offers work counts it, so that what must never be lost (a cancellation, a
+// finished step) always has a place.
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -19,7 +20,8 @@ class Inbox {
   void Put(T value) {
     auto* node = new Node{nullptr, std::move(value)};
     node->next = head_.load(std::memory_order_relaxed);
-    while (!head_.compare_exchange_weak(node->next, node, std::memory_order_release, std::memory_order_relaxed)) {
+    while (!head_.compare_exchange_weak(node->next, node, std::memory_order_release,
+                                        std::memory_order_relaxed)) {
     }
   }
 

@@ -1,15 +1,15 @@
 #pragma once
-// Wakeup: one thread sleeps until any other says there is work, without a lock. The sleeper reads Epoch() before it looks
-// for work, so a Notify() in between is never lost.
+// Wakeup: one thread sleeps until any other says there is work, without a lock. The sleeper reads
+// Epoch() before it looks for work, so a Notify() in between is never lost.
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 #include "base/clock.h"
 

@@ -220,10 +220,10 @@ absl::Status Engine::Impl::Start() {
   workers_.resize(backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
-    ASSIGN_OR_RETURN(workers_[i].worker, Worker::Start(id, *backends_[i], on_worker[i], clock_,
-                                                       [this, id](StepResult r) {
-                                                         Put(StepMessage{id, std::move(r)});
-                                                       }));
+    ASSIGN_OR_RETURN(workers_[i].worker,
+                     Worker::Start(*backends_[i], on_worker[i], clock_, [this, id](StepResult r) {
+                       Put(StepMessage{id, std::move(r)});
+                     }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }

@@ -6,13 +6,12 @@
 
 namespace saccade {
 
-Worker::Worker(WorkerId id, Backend& backend, const Clock& clock, OnDone on_done)
-    : id_(id), backend_(backend), clock_(clock), on_done_(std::move(on_done)) {}
+Worker::Worker(const Clock& clock, OnDone on_done) : clock_(clock), on_done_(std::move(on_done)) {}
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerId id, Backend& backend,
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Backend& backend,
                                                       std::span<const ModelOnWorker> models,
                                                       const Clock& clock, OnDone on_done) {
-  auto worker = std::unique_ptr<Worker>(new Worker(id, backend, clock, std::move(on_done)));
+  auto worker = std::unique_ptr<Worker>(new Worker(clock, std::move(on_done)));
   ASSIGN_OR_RETURN(worker->stream_, backend.NewStream());
   for (const ModelOnWorker& m : models) {
     const auto index = static_cast<size_t>(m.id.value());

@@ -31,7 +31,7 @@ class Worker {
 
   // Allocates all device memory, then starts the thread. The backend, models and clock outlive the
   // worker.
-  static absl::StatusOr<std::unique_ptr<Worker>> Start(WorkerId id, Backend& backend,
+  static absl::StatusOr<std::unique_ptr<Worker>> Start(Backend& backend,
                                                        std::span<const ModelOnWorker> models,
                                                        const Clock& clock, OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
@@ -43,11 +43,9 @@ class Worker {
   bool Revoke();
 
  private:
-  Worker(WorkerId id, Backend& backend, const Clock& clock, OnDone on_done);
+  Worker(const Clock& clock, OnDone on_done);
   void Loop();
 
-  const WorkerId id_;
-  Backend& backend_;
   const Clock& clock_;
   const OnDone on_done_;
   std::unique_ptr<Stream> stream_;

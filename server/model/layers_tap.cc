@@ -41,7 +41,7 @@ absl::StatusOr<int64_t> StageTap::CachedTokens(const PagedBatch& batch) {
 
 absl::Status StageTap::Finish() {
   if (scratch_.empty()) return absl::OkStatus();
-  const absl::Status status = ctx_.stream.Synchronize();
+  absl::Status status = ctx_.stream.Synchronize();
   scratch_.clear();
   return status;
 }

@@ -164,8 +164,8 @@ absl::Status VitTower::RunBlock(ExecContext& ctx, StageTap& tap, const Block& bl
   attention.out = s.attention;
   attention.group_rows = spec_.rows();
   attention.heads = spec_.heads;
-  attention.scale =
-      static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec_.width / spec_.heads)));
+  const auto head_dim = spec_.width / spec_.heads;
+  attention.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   RETURN_IF_ERROR(ops.DenseAttention(ctx.stream, attention));
   LinearArgs proj;
   proj.weight = block.proj.get();

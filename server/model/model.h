@@ -1,6 +1,7 @@
 #pragma once
-// Model: one checkpoint on one backend. Host-side methods are const and safe from any thread; Encode and Forward run on the
-// worker that owns the backend and only enqueue work. A family of models is one file in families/.
+// Model: one checkpoint on one backend. Host-side methods are const and safe from any thread;
+// Encode and Forward run on the worker that owns the backend and only enqueue work. A family of
+// models is one file in families/.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,7 +21,7 @@ namespace saccade {
 
 struct CameraSpec {
   std::string name;
-  uint32_t width = 0;   // pixels the model takes; any frame is resized to it
+  uint32_t width = 0;  // pixels the model takes; any frame is resized to it
   uint32_t height = 0;
 };
 
@@ -32,20 +33,20 @@ struct StatisticsSpec {
 
 // Facts about a loaded model; immutable.
 struct ModelSpec {
-  std::string family;                      // "openvla"
-  Digest128 fingerprint;                   // weights, compute dtype and every setting that changes K/V bytes
+  std::string family;     // "openvla"
+  Digest128 fingerprint;  // weights, compute dtype and every setting that changes K/V bytes
   DType compute = DType::kF32;
   std::vector<CameraSpec> cameras;         // in prompt order
   std::vector<StatisticsSpec> statistics;  // sorted by key
   uint32_t state_dim = 0;                  // 0: the model takes no proprioception
   KvGeometry kv;
   uint32_t hidden = 0;
-  uint32_t vocab_size = 0;                 // rows of the LM head
+  uint32_t vocab_size = 0;  // rows of the LM head
   uint32_t max_positions = 0;
-  uint32_t vision_tokens = 0;              // per frame
-  uint32_t max_action_tokens = 0;          // over all statistics keys
+  uint32_t vision_tokens = 0;      // per frame
+  uint32_t max_action_tokens = 0;  // over all statistics keys
   uint64_t parameters = 0;
-  size_t weight_bytes = 0;                 // on the device
+  size_t weight_bytes = 0;  // on the device
 };
 
 // One piece of the prompt. The order of the pieces is the order of positions, starting at 0.
@@ -61,39 +62,44 @@ enum class InvalidTokenPolicy : uint8_t { kFail, kClamp };
 struct ActionChunk {
   std::vector<int32_t> tokens;
   std::vector<float> normalized;  // [-1, 1], one per token
-  std::vector<double> values;     // commands in the robot's units; normalized where the mask says so
+  std::vector<double> values;  // commands in the robot's units; normalized where the mask says so
 };
 
-// Receives copies of stage tensors while a request runs; for `verify` only. Called on the worker thread.
+// Receives copies of stage tensors while a request runs; for `verify` only. Called on the worker
+// thread.
 class TapSink {
  public:
   virtual ~TapSink() = default;
   virtual bool Wants(std::string_view name) const = 0;
-  // Enqueues a copy of `tensor` (device, dense, F32 or U8). Called again for a name: a later step of the same request.
+  // Enqueues a copy of `tensor` (device, dense, F32 or U8). Called again for a name: a later step
+  // of the same request.
   virtual absl::Status Record(Stream& stream, std::string_view name, TensorView tensor) = 0;
 };
 
 struct ExecContext {
   const Ops& ops;
   Stream& stream;
-  Arena& arena;             // scratch of this step
-  TapSink* tap = nullptr;   // not null only when the step belongs to one tapped request
+  Arena& arena;            // scratch of this step
+  TapSink* tap = nullptr;  // not null only when the step belongs to one tapped request
 };
 
-// Frames to embeddings. Frame g of `rgb` [G, H, W, 3] U8 (device) goes to out[g] [vision_tokens, hidden] F32 (device).
+// Frames to embeddings. Frame g of `rgb` [G, H, W, 3] U8 (device) goes to out[g] [vision_tokens,
+// hidden] F32 (device).
 struct EncodeBatch {
   TensorView rgb;
   std::span<const TensorView> out;
 };
 
-// One trunk pass over rows of many sequences: prefill chunks and decode tokens alike. Views are device memory.
+// One trunk pass over rows of many sequences: prefill chunks and decode tokens alike. Views are
+// device memory.
 struct TrunkBatch {
   PagedBatch paged;
   KvStorage* kv = nullptr;
   TensorView tokens;           // [*] I32: ids of text rows, and the ids sampled so far
   TensorView token_index;      // [M] I32: row m embeds tokens[token_index[m]]; < 0: not a token row
   TensorView embeddings;       // [slots * vision_tokens, hidden] F32
-  TensorView embedding_index;  // [M] I32: row m takes embeddings[embedding_index[m]]; < 0: not a vision row
+  TensorView embedding_index;  // [M] I32: row m takes embeddings[embedding_index[m]]; < 0: not a
+                               // vision row
   int32_t num_logit_rows = 0;  // R; 0: nothing is sampled in this step
   TensorView logit_rows;       // [R] I32: rows of this batch whose logits are needed
   SampleArgs sample;           // all but `logits`, which Forward fills in
@@ -112,9 +118,10 @@ class Model {
   // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec.
   virtual absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, const Rgb8Image& image) const = 0;
   virtual bool IsActionToken(int32_t id) const = 0;
-  // `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL with kInvalidActionToken;
-  // kClamp -> the reference's clamping.
-  virtual absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens, std::string_view statistics_key,
+  // `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL with
+  // kInvalidActionToken; kClamp -> the reference's clamping.
+  virtual absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
+                                                    std::string_view statistics_key,
                                                     InvalidTokenPolicy policy) const = 0;
 
   // --- worker side ---
