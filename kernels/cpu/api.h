@@ -126,7 +126,7 @@ struct Kernels {
   // --- GEMM. Rows of x are used as they are when `rows_ready`, else packed into
   // `packed_rows_bytes` by `pack_rows`, which takes any range of rows [row_begin, row_end) whose
   // begin is a multiple of 32 and whose end is one or the last row.
-  bool (*rows_ready)(Type weight, Type x, int64_t k);
+  bool (*rows_ready)(Type weight, Type x, int64_t rows, int64_t k, int64_t stride);
   size_t (*packed_rows_bytes)(Type weight, int64_t rows, int64_t k);
   int64_t (*packed_stride)(Type weight, int64_t k);
   void (*pack_rows)(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k,

@@ -86,41 +86,33 @@ Peaks MeasurePeaks(cpu::Isa isa) {
   return peaks;
 }
 
-double ReadBandwidth(const void* data, size_t bytes) {
-  const auto* begin = static_cast<const char*>(data);
-  const char* end = begin + bytes / 512 * 512;
-  const auto plain = [&] {
-    const char* p = begin;
-    __asm__ volatile(
-        "1:\nvmovups (%0), %%ymm0\nvmovups 32(%0), %%ymm1\nvmovups 64(%0), %%ymm2\nvmovups 96(%0), "
-        "%%ymm3\n"
-        "vmovups 128(%0), %%ymm4\nvmovups 160(%0), %%ymm5\nvmovups 192(%0), %%ymm6\nvmovups "
-        "224(%0), %%ymm7\n"
-        "add $256, %0\ncmp %1, %0\njb 1b\nvzeroupper\n"
-        : "+r"(p)
-        : "r"(end)
-        : "cc", SACCADE_CLOBBERS);
-  };
-  const auto prefetched = [&] {
-    const char* p = begin;
-    __asm__ volatile(
-        "1:\nprefetcht0 2048(%0)\nprefetcht0 2112(%0)\nprefetcht0 2176(%0)\nprefetcht0 2240(%0)\n"
-        "vmovups (%0), %%ymm0\nvmovups 32(%0), %%ymm1\nvmovups 64(%0), %%ymm2\nvmovups 96(%0), "
-        "%%ymm3\n"
-        "vmovups 128(%0), %%ymm4\nvmovups 160(%0), %%ymm5\nvmovups 192(%0), %%ymm6\nvmovups "
-        "224(%0), %%ymm7\n"
-        "add $256, %0\ncmp %1, %0\njb 1b\nvzeroupper\n"
-        : "+r"(p)
-        : "r"(end)
-        : "cc", SACCADE_CLOBBERS);
-  };
-  std::vector<double> a;
-  std::vector<double> b;
-  for (int i = 0; i < 5; ++i) {
-    a.push_back(CpuSeconds(plain));
-    b.push_back(CpuSeconds(prefetched));
-  }
-  return static_cast<double>(end - begin) / std::min(Summary(a).median, Summary(b).median) / 1e9;
+void ReadPlain(const void* data, size_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  const char* end = p + bytes / 256 * 256;
+  __asm__ volatile(
+      "1:\nvmovups (%0), %%ymm0\nvmovups 32(%0), %%ymm1\nvmovups 64(%0), %%ymm2\nvmovups 96(%0), "
+      "%%ymm3\n"
+      "vmovups 128(%0), %%ymm4\nvmovups 160(%0), %%ymm5\nvmovups 192(%0), %%ymm6\nvmovups 224(%0), "
+      "%%ymm7\n"
+      "add $256, %0\ncmp %1, %0\njb 1b\nvzeroupper\n"
+      : "+r"(p)
+      : "r"(end)
+      : "cc", SACCADE_CLOBBERS);
+}
+
+void ReadPrefetched(const void* data, size_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  const char* end = p + bytes / 256 * 256;
+  __asm__ volatile(
+      "1:\nprefetcht0 2048(%0)\nprefetcht0 2112(%0)\nprefetcht0 2176(%0)\nprefetcht0 2240(%0)\n"
+      "vmovups (%0), %%ymm0\nvmovups 32(%0), %%ymm1\nvmovups 64(%0), %%ymm2\nvmovups 96(%0), "
+      "%%ymm3\n"
+      "vmovups 128(%0), %%ymm4\nvmovups 160(%0), %%ymm5\nvmovups 192(%0), %%ymm6\nvmovups 224(%0), "
+      "%%ymm7\n"
+      "add $256, %0\ncmp %1, %0\njb 1b\nvzeroupper\n"
+      : "+r"(p)
+      : "r"(end)
+      : "cc", SACCADE_CLOBBERS);
 }
 
 }  // namespace saccade::bench

@@ -15,8 +15,9 @@ struct Peaks {
 };
 Peaks MeasurePeaks(cpu::Isa isa);
 
-// GB/s of reading `bytes` at `data` front to back on one thread: the better median of a plain loop
-// and one that prefetches.
-double ReadBandwidth(const void* data, size_t bytes);
+// Reads `bytes` at `data` front to back once, as fast as one thread can: a plain loop, and one that
+// prefetches.
+void ReadPlain(const void* data, size_t bytes);
+void ReadPrefetched(const void* data, size_t bytes);
 
 }  // namespace saccade::bench

@@ -173,6 +173,9 @@ class Trunk {
     Must(stream_->Synchronize());
   }
 
+  std::unique_ptr<Buffer> NewBuffer(size_t bytes) {
+    return Must(backend_->Allocate(bytes, MemKind::kPinned));
+  }
   size_t weight_bytes() const {
     size_t bytes = 0;
     for (const auto& weight : weights_) bytes += weight->bytes();
@@ -251,15 +254,6 @@ class Trunk {
   TensorView last_row_;
 };
 
-double MeasureBandwidth(size_t bytes) {
-  CpuOptions options;
-  options.threads = 1;
-  const auto backend = Must(MakeCpuBackend(options));
-  const auto buffer = Must(backend->Allocate(bytes, MemKind::kPinned));
-  std::fill_n(buffer->data(), bytes, std::byte{1});
-  return ReadBandwidth(buffer->data(), bytes);
-}
-
 struct Result {
   double prefill_ms = 0, prefill_gflops = 0, prefill_share = 0;
   double decode_ms = 0, decode_gbps = 0, decode_share = 0;
@@ -273,15 +267,25 @@ Result Measure(const Shape& shape, Isa isa, const Peaks& peaks) {
   for (int i = 0; i < 5 && (i < 3 || prefill[0] < 1.0); ++i) {
     prefill.push_back(CpuSeconds([&] { trunk.Forward(0, kPrompt); }));
   }
+  // Steps and reads of as many bytes alternate, so that both meet the same machine.
+  const size_t bytes = trunk.weight_bytes();
+  const auto buffer = trunk.NewBuffer(bytes);
+  std::fill_n(buffer->data(), bytes, std::byte{1});
   std::vector<double> decode;
-  for (int i = 0; i < kDecodeSteps; ++i)
+  std::vector<double> plain;
+  std::vector<double> prefetched;
+  for (int i = 0; i < kDecodeSteps; ++i) {
     decode.push_back(CpuSeconds([&] { trunk.Forward(kPrompt + i, 1); }));
-  const double bandwidth = MeasureBandwidth(trunk.weight_bytes());
+    plain.push_back(CpuSeconds([&] { ReadPlain(buffer->data(), bytes); }));
+    prefetched.push_back(CpuSeconds([&] { ReadPrefetched(buffer->data(), bytes); }));
+  }
+  const double bandwidth = static_cast<double>(bytes) /
+                           std::min(Summary(plain).median, Summary(prefetched).median) / 1e9;
   r.prefill_ms = 1e3 * Summary(prefill).median;
   r.prefill_gflops = trunk.prefill_flop() / r.prefill_ms / 1e6;
   r.prefill_share = r.prefill_gflops / peaks.bf16;
   r.decode_ms = 1e3 * Summary(decode).median;
-  r.decode_gbps = static_cast<double>(trunk.weight_bytes()) / r.decode_ms / 1e6;
+  r.decode_gbps = static_cast<double>(bytes) / r.decode_ms / 1e6;
   r.decode_share = r.decode_gbps / bandwidth;
   std::printf(
       "%-12s trunk %-5s prefill %8.1f ms %8.1f GFLOP/s = %5.1f %% of %.0f (%s); decode %6.2f ms "

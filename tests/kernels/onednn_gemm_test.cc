@@ -81,6 +81,7 @@ TEST_P(OneDnnGemmTest, AgreesOnShapesOfModels) {
     Compare(GetParam(), dtype, 8, 1600, 960);
     Compare(GetParam(), dtype, 61, 640, 1184);
     Compare(GetParam(), dtype, 45, 96, 6144);  // k in several blocks, rows that do not fill a tile
+    Compare(GetParam(), dtype, 45, 96, 4096);  // a stride that caches dislike
   }
 }
 

@@ -204,16 +204,21 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
 struct AmxEntries {
   using Vector = GemmEntries<MulF32>;  // F32 weights have no tiles
 
-  static bool RowsReady(Type weight, Type x, int64_t k) {
+  // Many rows that lie a multiple of this apart would share too few lines of the caches.
+  static constexpr int64_t kBadStride = 4096;
+  static bool RowsReady(Type weight, Type x, int64_t rows, int64_t k, int64_t stride) {
     if (weight == Type::kF32) return x == Type::kF32;
-    return x == Type::kBf16 && k % kTileK == 0 && k <= kMostTailK;
+    const bool spread = rows <= 2 * kTileRows || stride % kBadStride != 0;
+    return x == Type::kBf16 && k % kTileK == 0 && k <= kMostTailK && spread;
   }
   static int64_t Stride(Type weight, int64_t k) {
-    return weight == Type::kF32 ? k : PaddedTileK(k);
+    if (weight == Type::kF32) return k;
+    const int64_t padded = PaddedTileK(k);
+    return padded % kBadStride == 0 ? padded + kTileK : padded;
   }
   static size_t Bytes(Type weight, int64_t rows, int64_t k) {
     if (weight == Type::kF32) return static_cast<size_t>(rows * k) * sizeof(float);
-    return static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * PaddedTileK(k)) *
+    return static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * Stride(weight, k)) *
            sizeof(uint16_t);
   }
   static void PackRows(Type weight, const void* x, Type x_type, int64_t x_stride, int64_t k,
@@ -222,7 +227,7 @@ struct AmxEntries {
       Vector::PackRows(weight, x, x_type, x_stride, k, row_begin, row_end, out);
       return;
     }
-    const int64_t stride = PaddedTileK(k);
+    const int64_t stride = Stride(weight, k);
     const int64_t in_size = x_type == Type::kF32 ? 4 : 2;
     auto* to = static_cast<uint16_t*>(out);
     for (int64_t row = row_begin; row < row_end; ++row) {

@@ -358,7 +358,7 @@ inline void QkvPanels(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_
 
 template <class P>
 struct GemmEntries {
-  static bool RowsReady(Type weight, Type x, int64_t k) {
+  static bool RowsReady(Type weight, Type x, int64_t /*rows*/, int64_t k, int64_t /*stride*/) {
     if (weight == Type::kF32) return x == Type::kF32;
     return x == Type::kBf16 && RowType<P>() == Type::kBf16 && k % P::kK == 0;
   }

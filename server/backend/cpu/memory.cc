@@ -17,7 +17,7 @@ absl::StatusOr<Memory> Memory::Allocate(size_t bytes) {
     return absl::ResourceExhaustedError(StrCat("cpu: cannot allocate ", bytes, " bytes"));
   };
   if (bytes > std::numeric_limits<size_t>::max() / 2) return exhausted();
-  const bool huge = bytes >= kHuge;
+  const bool huge = bytes >= kHuge / 2;
   const size_t align = huge ? kHuge : kPage;
   Memory memory;
   memory.size_ = bytes;

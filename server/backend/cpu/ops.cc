@@ -59,7 +59,8 @@ absl::StatusOr<PackedRows> PrepareRows(CpuStream& stream, const TensorView& x, T
   const Type type = TypeOf(x.dtype);
   const int64_t rows = x.dims[0];
   const int64_t k = x.dims[1];
-  if (kernels.rows_ready(weight, type, k)) return PackedRows{x.data, x.strides[0], false};
+  if (kernels.rows_ready(weight, type, rows, k, x.strides[0]))
+    return PackedRows{x.data, x.strides[0], false};
   ASSIGN_OR_RETURN(std::byte * packed,
                    stream.scratch().rows.Reserve(kernels.packed_rows_bytes(weight, rows, k)));
   const int64_t block = std::max(kRowStep, RoundUp((int64_t{64} << 10) / k, kRowStep));
