@@ -33,10 +33,10 @@ PredictCore::PredictCore(std::shared_ptr<Serving> service, SessionLease lease, D
       lease_(std::move(lease)),
       done_(std::move(done)) {}
 
-void PredictCore::Start(const absl::StatusOr<v1::PredictRequest*>& request, TimePoint received,
+void PredictCore::Start(const absl::StatusOr<v1::PredictRequest>& request, TimePoint received,
                         TimePoint call_deadline) {
   const absl::Status status =
-      request.ok() ? Submit(**request, received, call_deadline) : request.status();
+      request.ok() ? Submit(*request, received, call_deadline) : request.status();
   if (status.ok()) return;
   service_->CountRefused(status);
   Finish(status);

@@ -19,7 +19,7 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
   PredictCore(std::shared_ptr<Serving> service, SessionLease lease, Done done);
 
   // A status when the bytes were no message. `call_deadline` is the call's own.
-  void Start(const absl::StatusOr<v1::PredictRequest*>& request, TimePoint received,
+  void Start(const absl::StatusOr<v1::PredictRequest>& request, TimePoint received,
              TimePoint call_deadline);
   // The client is gone or the call's deadline passed.
   void OnCancelled();

@@ -34,14 +34,14 @@ TimePoint DeadlineOf(const grpc::CallbackServerContext& context, const Clock& cl
 // The reading of bytes is ours, not gRPC's: a message that cannot be parsed is then an error of
 // that message, where gRPC would end the stream.
 template <class Message>
-absl::StatusOr<Message*> Parse(const grpc::ByteBuffer& bytes, Message& message) {
+absl::StatusOr<Message> Parse(const grpc::ByteBuffer& bytes) {
   grpc::ByteBuffer copy(bytes);  // shares the slices
   grpc::ProtoBufferReader reader(&copy);
-  message.Clear();
+  Message message;
   if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
     return InvalidField("message", "the bytes are no message of this call");
   }
-  return &message;
+  return message;
 }
 
 grpc::ByteBuffer ToBuffer(const std::string& bytes) {
@@ -89,7 +89,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       return;
     }
     const TimePoint received = front_->clock().Now();
-    core_->OnMessage(Parse(incoming_, request_), received);
+    core_->OnMessage(Parse<v1::SessionRequest>(incoming_), received);
   }
   void OnWriteDone(bool ok) override { core_->OnWriteDone(ok); }
   void OnCancel() override {
@@ -109,7 +109,6 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   std::shared_ptr<SessionCore> core_;
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
-  v1::SessionRequest request_;
 };
 
 class PredictReactor final : public grpc::ServerUnaryReactor {
@@ -137,10 +136,9 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
                                           *response_ = ToBuffer(response->SerializeAsString());
                                         Finish(ToGrpc(response.status()));
                                       });
-    v1::PredictRequest request;
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
-    core->Start(Parse(bytes, request), received, DeadlineOf(*context_, front_->clock()));
+    core->Start(Parse<v1::PredictRequest>(bytes), received, DeadlineOf(*context_, front_->clock()));
   }
 
   void OnCancel() override {

@@ -63,37 +63,51 @@ void SessionCore::Start(StreamPort* port) {
 // -----------------------------------------------------------------------------------------------------------
 // read side
 
-void SessionCore::OnMessage(const absl::StatusOr<v1::SessionRequest*>& message,
-                            TimePoint received) {
+void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received) {
+  Incoming incoming{std::move(message), received};
   {
     const std::lock_guard lock(mu_);
+    reading_ = false;
     last_activity_ = received;
-    if (cancelled_ || closing_) return;  // `reading_` stays set: nothing more is read
-  }
-  ++message_number_;
-  absl::Status status;
-  if (!message.ok()) {
-    status = message.status();
-  } else {
-    status = Dispatch(**message, received);
-  }
-  if (!status.ok()) {
-    service_->CountRefused(status);
-    if (session_ != nullptr) {
-      v1::SessionResponse response;
-      *response.mutable_error() = RequestErrorOf(status, message_number_);
-      Send(response);
-    } else {
-      const std::lock_guard lock(mu_);
-      CloseLocked(status);  // no session without a valid first message
+    if (cancelled_ || closing_) return;
+    if (handling_) {
+      waiting_ = std::move(incoming);  // empty by then: it is what allows a read
+      return;
     }
+    handling_ = true;
+    PumpLocked();
   }
-  const std::lock_guard lock(mu_);
-  reading_ = false;
-  PumpLocked();
+  while (true) {
+    Handle(incoming);
+    const std::lock_guard lock(mu_);
+    if (!waiting_ || cancelled_ || closing_) {
+      handling_ = false;
+      PumpLocked();
+      return;
+    }
+    incoming = *std::move(waiting_);
+    waiting_.reset();
+    PumpLocked();
+  }
 }
 
-absl::Status SessionCore::Dispatch(v1::SessionRequest& message, TimePoint received) {
+void SessionCore::Handle(Incoming& incoming) {
+  ++message_number_;
+  const absl::Status status = incoming.message.ok() ? Dispatch(*incoming.message, incoming.received)
+                                                    : incoming.message.status();
+  if (status.ok()) return;
+  service_->CountRefused(status);
+  if (session_ != nullptr) {
+    v1::SessionResponse response;
+    *response.mutable_error() = RequestErrorOf(status, message_number_);
+    Send(response);
+  } else {
+    const std::lock_guard lock(mu_);
+    CloseLocked(status);  // no session without a valid first message
+  }
+}
+
+absl::Status SessionCore::Dispatch(const v1::SessionRequest& message, TimePoint received) {
   using Kind = v1::SessionRequest::MessageCase;
   const Kind kind = message.message_case();
   if (session_ == nullptr && kind != Kind::kOpen)
@@ -419,7 +433,7 @@ void SessionCore::PumpLocked() {
     writing_ = true;
     port_->Write(outbox_.front().bytes);
   }
-  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ &&
+  if (!reading_ && !waiting_ && !reads_done_ && !cancelled_ && !closing_ &&
       outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
     reading_ = true;
     port_->Read();
@@ -431,7 +445,7 @@ void SessionCore::PumpLocked() {
   } else if (closing_ && (acts_.empty() || dropped_)) {
     finish_sent_ = true;
     port_->Finish(*closing_);
-  } else if (reads_done_ && acts_.empty()) {
+  } else if (reads_done_ && !handling_ && acts_.empty()) {
     finish_sent_ = true;
     port_->Finish(absl::OkStatus());
   }

@@ -1,10 +1,10 @@
 #pragma once
-// SessionCore: one Session stream without its transport. Reads one message at a time, keeps one
-// write outstanding, holds answers in a bounded outbox.
+// SessionCore: one Session stream without its transport. Handles one message at a time while it
+// reads the next, keeps one write outstanding, holds answers in a bounded outbox.
 //
-// Threads. OnMessage, OnReadsDone: the transport's, one at a time. Everything else: any thread.
-// `mu_` guards the stream's state and is never held while a message is decoded; the Session itself
-// is touched by OnMessage only.
+// Threads. Any thread may call anything. Messages are handled in order, one at a time, by whichever
+// transport thread brought the first of them; `mu_` guards the stream's state and is never held
+// while a message is handled. The Session itself is touched by that handling only.
 //
 // Slow readers. Reading pauses while half the outbox is taken, so a client that does not read stops
 // being read. Token events are not queued any more from there on; when the outbox is full, queued
@@ -43,8 +43,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   ~SessionCore();
 
   void Start(StreamPort* port);
-  // A whole message; a status when the bytes were none. `received`: when it was complete.
-  void OnMessage(const absl::StatusOr<v1::SessionRequest*>& message, TimePoint received);
+  // Answers Read: a whole message, or a status when the bytes were none. `received`: when it was
+  // complete; deadlines and ages count from there.
+  void OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received);
   void OnReadsDone();
   void OnWriteDone(bool ok);
   void OnCancelled();
@@ -60,13 +61,18 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
  private:
   class Flight;
+  struct Incoming {
+    absl::StatusOr<v1::SessionRequest> message;
+    TimePoint received{};
+  };
   struct Outgoing {
     std::string bytes;
     bool droppable = false;  // a token event
   };
 
-  // --- read side: one at a time ---
-  absl::Status Dispatch(v1::SessionRequest& message, TimePoint received);
+  // --- one message at a time ---
+  void Handle(Incoming& incoming);
+  absl::Status Dispatch(const v1::SessionRequest& message, TimePoint received);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
   absl::Status HandleVision(const v1::VisionFrame& frame, TimePoint received);
   void HandleAct(const v1::ActRequest& act, TimePoint received);
@@ -91,7 +97,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const SessionId id_;
   const size_t outbox_limit_;
 
-  // Read side.
+  // Touched by the handling of messages only.
   uint64_t message_number_ = 0;
   Serving::Target target_;
   std::unique_ptr<Session> session_;  // null until opened
@@ -107,7 +113,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::optional<absl::Status> closing_;
   TimePoint closing_since_{};
   bool opened_ = false;
-  bool reading_ = false;  // a read is outstanding, or its message is being handled
+  bool reading_ = false;             // a read is outstanding
+  bool handling_ = false;            // a message is being handled
+  std::optional<Incoming> waiting_;  // read while another one was being handled
   bool reads_done_ = false;
   bool writing_ = false;
   bool cancelled_ = false;  // the client is gone, or the call's deadline passed

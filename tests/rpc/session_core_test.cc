@@ -103,7 +103,7 @@ class SessionCoreTest : public ::testing::Test {
   // False when the stream does not read.
   bool Send(v1::SessionRequest request) {
     if (!port_.TakeRead()) return false;
-    core_->OnMessage(&request, clock_.Now());
+    core_->OnMessage(std::move(request), clock_.Now());
     return true;
   }
   void Open(bool tokens = false) {
@@ -150,13 +150,13 @@ TEST_F(SessionCoreTest, StopsReadingAClientThatDoesNotRead) {
   Open();
   int sent = 0;
   while (Send({})) ++sent;  // each is an error to be told
-  EXPECT_EQ(sent, 4);       // half of the outbox
+  EXPECT_EQ(sent, 5);       // half of the outbox, and the one that was read ahead
   EXPECT_FALSE(port_.finished());
   const size_t before = port_.written();
   // It reads again: everything comes, in order, and so does the next message.
   while (port_.TakeWrite()) core_->OnWriteDone(true);
-  EXPECT_EQ(port_.written(), before + 3);
-  EXPECT_EQ(port_.last().error().message_number(), 6U);
+  EXPECT_EQ(port_.written(), before + 4);
+  EXPECT_EQ(port_.last().error().message_number(), 7U);
   EXPECT_TRUE(Send({}));
 }
 
