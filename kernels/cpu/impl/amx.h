@@ -31,7 +31,9 @@ struct TileScope {
 // Lines of the weights to fetch while a block is multiplied.
 struct Ahead {
   const char* panel[2];
-  int64_t lines;  // of each panel for every step of k
+  int64_t lines;        // of each panel for every step of k
+  int64_t steps;        // until `panel` is at its end
+  const char* then[2];  // and goes on here
 };
 
 // Sums that are complete but not stored yet. Their epilogue runs, a few rows at a time, between the
@@ -98,6 +100,10 @@ SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b
     }
     ahead.panel[0] += 64 * ahead.lines;
     ahead.panel[1] += 64 * ahead.lines;
+    if (--ahead.steps == 0) {
+      ahead.panel[0] = ahead.then[0];
+      ahead.panel[1] = ahead.then[1];
+    }
     EmitRows(pending, emitted, emit);
   }
   _tile_stored(0, c, c_bytes);
@@ -112,6 +118,8 @@ SACCADE_INLINE int64_t PaddedTileK(int64_t k) { return (k + kTileK - 1) / kTileK
 
 // k of a block: 32 columns of it stay in L1 while all rows pass by.
 constexpr int64_t kBlockK = 512;
+// How far ahead the weights are fetched, in tiles of each panel, when they are used once.
+constexpr int64_t kAheadSteps = 4;
 // Activations up to this size stay in L2 beside the weights that pass through; larger ones are
 // taken in blocks of k, for groups of columns whose sums stay in L2.
 constexpr int64_t kResidentBytes = 1400 << 10;
@@ -158,8 +166,10 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
   auto* sums = reinterpret_cast<float*>(scratch + kTailBytes);
   const int64_t blocks = (rows + 2 * kTileRows - 1) / (2 * kTileRows);
   const bool resident = rows * k * 2 <= kResidentBytes;
-  const int64_t group = whole ? panel_end - panel_begin : resident ? 2 : kGroupPanels;
-  const int64_t k_blocks = (k + kBlockK - 1) / kBlockK;
+  // Rows of one block walk through the weights once: there is nothing to keep.
+  const bool once = blocks == 1 && !whole;
+  const int64_t group = whole ? panel_end - panel_begin : resident || once ? 2 : kGroupPanels;
+  const int64_t k_blocks = once ? 1 : (k + kBlockK - 1) / kBlockK;
   const int64_t block_k = PaddedTileK((k + k_blocks - 1) / k_blocks);
   Pending pending{};
   for (int64_t g0 = panel_begin; g0 < panel_end; g0 += group) {
@@ -181,8 +191,16 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
         }
         const auto* next = reinterpret_cast<const char*>(weight + next_panel * panel_elements +
                                                          next_k * kTileColumns);
-        Ahead ahead{{next, next + panel_elements * 2},
-                    (kTileElements * 2 / 64 + blocks - 1) / blocks};
+        const char* next_pair[2] = {next, next + panel_elements * 2};
+        Ahead ahead{{next_pair[0], next_pair[1]},
+                    (kTileElements * 2 / 64 + blocks - 1) / blocks,
+                    -1,
+                    {next_pair[0], next_pair[1]}};
+        if (once && steps > kAheadSteps) {
+          ahead.panel[0] = reinterpret_cast<const char*>(b0 + kAheadSteps * kTileElements);
+          ahead.panel[1] = reinterpret_cast<const char*>(b1 + kAheadSteps * kTileElements);
+          ahead.steps = steps - kAheadSteps;
+        }
         float* c = sums + (p - g0) * kTileColumns;
         for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
           const int64_t count = rows - r < 2 * kTileRows ? rows - r : 2 * kTileRows;
