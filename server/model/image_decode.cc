@@ -174,13 +174,24 @@ Rgb8Image Orient(Rgb8Image in, int orientation) {
   return out;
 }
 
+bool IsJpeg(std::span<const uint8_t> bytes) {
+  return bytes.size() >= 3 && bytes[0] == 0xFF && bytes[1] == 0xD8 && bytes[2] == 0xFF;
+}
+
+bool IsPng(std::span<const uint8_t> bytes) {
+  return bytes.size() >= kPngSignature.size() &&
+         std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin());
+}
+
 // ---------------------------------------------------------------------------------------- JPEG
 
+struct DestroyJpegHandle {
+  void operator()(void* handle) const { tjDestroy(handle); }
+};
+using JpegHandle = std::unique_ptr<void, DestroyJpegHandle>;
+
 absl::StatusOr<Rgb8Image> DecodeJpeg(std::span<const uint8_t> bytes, const ImageLimits& limits) {
-  struct Destroy {
-    void operator()(void* handle) const { tjDestroy(handle); }
-  };
-  const std::unique_ptr<void, Destroy> handle(tjInitDecompress());
+  const JpegHandle handle(tjInitDecompress());
   if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a JPEG decoder");
   int width = 0;
   int height = 0;
@@ -366,14 +377,29 @@ absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const Imag
     return InvalidField(kField,
                         StrCat(bytes.size(), " bytes, more than the limit of ", limits.max_bytes));
   }
-  if (bytes.size() >= 3 && bytes[0] == 0xFF && bytes[1] == 0xD8 && bytes[2] == 0xFF) {
-    return DecodeJpeg(bytes, limits);
-  }
-  if (bytes.size() >= kPngSignature.size() &&
-      std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin())) {
-    return DecodePng(bytes, limits);
-  }
+  if (IsJpeg(bytes)) return DecodeJpeg(bytes, limits);
+  if (IsPng(bytes)) return DecodePng(bytes, limits);
   return InvalidField(kField, bytes.empty() ? "empty" : "neither a JPEG nor a PNG image");
+}
+
+std::optional<uint64_t> PixelsInHeader(std::span<const uint8_t> bytes) {
+  if (IsPng(bytes)) {
+    if (bytes.size() < 24) return std::nullopt;
+    return uint64_t{ReadBig32(bytes.data() + 16)} * ReadBig32(bytes.data() + 20);
+  }
+  if (!IsJpeg(bytes)) return std::nullopt;
+  const JpegHandle handle(tjInitDecompress());
+  int width = 0;
+  int height = 0;
+  int subsampling = 0;
+  int colorspace = 0;
+  if (handle == nullptr ||
+      tjDecompressHeader3(handle.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
+                          &width, &height, &subsampling, &colorspace) != 0 ||
+      width < 1 || height < 1) {
+    return std::nullopt;
+  }
+  return static_cast<uint64_t>(width) * static_cast<uint64_t>(height);
 }
 
 absl::Status CheckRawRgb8(int64_t width, int64_t height, size_t bytes, const ImageLimits& limits) {

@@ -13,6 +13,7 @@
 // Bytes after the end of the image are ignored. Thread-safe, no state.
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,10 @@ struct ImageLimits {
 // INVALID_ARGUMENT (field "image") for anything that is not a complete, supported image within the
 // limits.
 absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const ImageLimits& limits);
+
+// Width * height as the header of a JPEG or PNG states them: what decoding will cost. Empty when
+// there is no readable header.
+std::optional<uint64_t> PixelsInHeader(std::span<const uint8_t> bytes);
 
 // A raw RGB8 frame: positive dimensions within the limits and exactly width * height * 3 bytes,
 // computed without overflow. INVALID_ARGUMENT names the field ("width", "height", "data").

@@ -1,6 +1,12 @@
 #include "rpc/front.h"
 
 namespace saccade {
+namespace {
+
+// Connections whose one-shot calls are told apart at a time.
+constexpr size_t kMaxAccounts = 4096;
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<Serving>> Front::Enter() const {
   ErrorInfo info;
@@ -36,6 +42,17 @@ v1::GetStatusResponse Front::Status() const {
   for (const v1::Model& model : service->models()) status.add_models(model.name());
   for (const v1::LatencyClass& klass : service->classes()) *status.add_classes() = klass;
   return status;
+}
+
+std::shared_ptr<FairExecutor::Account> Front::AccountOf(const std::string& peer) {
+  const std::lock_guard lock(mu_);
+  if (accounts_.size() >= kMaxAccounts && !accounts_.contains(peer)) {
+    // Those of calls under way live on with them.
+    accounts_.clear();
+  }
+  std::shared_ptr<FairExecutor::Account>& account = accounts_[peer];
+  if (account == nullptr) account = std::make_shared<FairExecutor::Account>();
+  return account;
 }
 
 std::vector<std::shared_ptr<SessionCore>> Front::Streams() const {

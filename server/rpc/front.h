@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fair_executor.h"
 #include "base/status.h"
 #include "config/config.h"
 #include "metrics/metrics.h"
@@ -47,6 +48,9 @@ class Front {
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   v1::GetStatusResponse Status() const;
 
+  // The share of decoding time of one connection's one-shot calls; streams have their own.
+  std::shared_ptr<FairExecutor::Account> AccountOf(const std::string& peer);
+
   // Streams that housekeeping looks after.
   void Add(const std::shared_ptr<SessionCore>& stream) {
     const std::lock_guard lock(mu_);
@@ -68,6 +72,7 @@ class Front {
   mutable std::mutex mu_;
   std::shared_ptr<Serving> service_;
   std::unordered_map<const SessionCore*, std::weak_ptr<SessionCore>> streams_;
+  std::unordered_map<std::string, std::shared_ptr<FairExecutor::Account>> accounts_;  // by peer
 };
 
 }  // namespace saccade

@@ -33,13 +33,32 @@ PredictCore::PredictCore(std::shared_ptr<Serving> service, SessionLease lease, D
       lease_(std::move(lease)),
       done_(std::move(done)) {}
 
-void PredictCore::Start(const absl::StatusOr<v1::PredictRequest>& request, TimePoint received,
+void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request,
+                        const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
                         TimePoint call_deadline) {
-  const absl::Status status =
-      request.ok() ? Submit(*request, received, call_deadline) : request.status();
-  if (status.ok()) return;
-  service_->CountRefused(status);
-  Finish(status);
+  if (!request.ok()) {
+    service_->CountRefused(request.status());
+    Finish(request.status());
+    return;
+  }
+  const FairExecutor::Size size = Serving::DecodeSize(*request);
+  service_->decoding().Run(
+      account, size,
+      [self = shared_from_this(), request = *std::move(request), received, call_deadline] {
+        if (self->cancelled()) {  // it went away while it waited
+          self->Finish(absl::CancelledError("the call was cancelled"));
+          return;
+        }
+        const absl::Status status = self->Submit(request, received, call_deadline);
+        if (status.ok()) return;
+        self->service_->CountRefused(status);
+        self->Finish(status);
+      });
+}
+
+bool PredictCore::cancelled() {
+  const std::lock_guard lock(mu_);
+  return cancelled_;
 }
 
 absl::Status PredictCore::Submit(const v1::PredictRequest& request, TimePoint received,

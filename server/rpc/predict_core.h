@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "base/fair_executor.h"
 #include "base/status.h"
 #include "rpc/codec.h"
 #include "rpc/serving.h"
@@ -18,8 +19,10 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
 
   PredictCore(std::shared_ptr<Serving> service, SessionLease lease, Done done);
 
-  // A status when the bytes were no message. `call_deadline` is the call's own.
-  void Start(const absl::StatusOr<v1::PredictRequest>& request, TimePoint received,
+  // A status when the bytes were no message. `call_deadline` is the call's own. `account`: of the
+  // client's connection; the frames are decoded on its share of time.
+  void Start(absl::StatusOr<v1::PredictRequest> request,
+             const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
              TimePoint call_deadline);
   // The client is gone or the call's deadline passed.
   void OnCancelled();
@@ -28,6 +31,7 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
 
  private:
   class Flight;
+  bool cancelled();
   absl::Status Submit(const v1::PredictRequest& request, TimePoint received,
                       TimePoint call_deadline);
   void Finish(const absl::StatusOr<v1::PredictResponse>& response);

@@ -138,7 +138,8 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
                                       });
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
-    core->Start(Parse<v1::PredictRequest>(bytes), received, DeadlineOf(*context_, front_->clock()));
+    core->Start(Parse<v1::PredictRequest>(bytes), front_->AccountOf(context_->peer()), received,
+                DeadlineOf(*context_, front_->clock()));
   }
 
   void OnCancel() override {

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/cores.h"
+#include "base/fair_executor.h"
 #include "base/logging.h"
 #include "base/strings.h"
 #include "metrics/metrics.h"
@@ -45,8 +47,10 @@ bool IsLoopback(std::string_view listen) {
 
 class RpcServer::Impl {
  public:
-  Impl(const Config& config, const Clock& clock, Metrics* metrics, std::string version)
-      : front_(std::make_shared<Front>(config, clock, metrics, std::move(version))),
+  Impl(const Config& config, std::unique_ptr<FairExecutor> decoding, const Clock& clock,
+       Metrics* metrics, std::string version)
+      : decoding_(std::move(decoding)),
+        front_(std::make_shared<Front>(config, clock, metrics, std::move(version))),
         services_(MakeServices(front_)) {}
 
   ~Impl() {
@@ -96,7 +100,8 @@ class RpcServer::Impl {
 
   absl::Status Serve(Engine& engine) {
     ASSIGN_OR_RETURN(std::shared_ptr<Serving> service,
-                     Serving::Create(front_->config(), engine, front_->clock(), front_->metrics()));
+                     Serving::Create(front_->config(), engine, *decoding_, front_->clock(),
+                                     front_->metrics()));
     front_->SetService(std::move(service));
     PublishHealth();
     return absl::OkStatus();
@@ -158,6 +163,8 @@ class RpcServer::Impl {
     LogInfo("readiness changed", {{"ready", ready}});
   }
 
+  // Outlives what its jobs and calls hold.
+  const std::unique_ptr<FairExecutor> decoding_;
   const std::shared_ptr<Front> front_;
   const std::vector<std::unique_ptr<grpc::Service>> services_;
   int port_ = 0;
@@ -176,7 +183,13 @@ RpcServer::~RpcServer() = default;
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config,
                                                             const Clock& clock, Metrics* metrics,
                                                             std::string version) {
-  auto impl = std::make_unique<Impl>(config, clock, metrics, std::move(version));
+  const int threads =
+      config.server.decode_threads > 0
+          ? static_cast<int>(config.server.decode_threads)
+          : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
+  ASSIGN_OR_RETURN(std::unique_ptr<FairExecutor> decoding, FairExecutor::Create(threads));
+  auto impl =
+      std::make_unique<Impl>(config, std::move(decoding), clock, metrics, std::move(version));
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
 }

@@ -11,6 +11,21 @@ namespace {
 constexpr uint64_t kMaxAgeMicros = 3'600'000'000;
 // Frames that can be told apart at a time: far above what caches and sessions hold.
 constexpr size_t kMaxContents = 65'536;
+// Frames up to this size take a few milliseconds; larger ones than that tens of them.
+constexpr uint64_t kSmallPixels = 1 << 20;
+constexpr uint64_t kMediumPixels = 1 << 22;
+
+// Pixels a frame will make; none for a frame that is refused unseen.
+uint64_t PixelsOf(const v1::VisionFrame& frame) {
+  if (frame.has_raw()) return uint64_t{frame.raw().width()} * frame.raw().height();
+  const std::string& bytes = frame.encoded();
+  return PixelsInHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}).value_or(0);
+}
+
+FairExecutor::Size SizeOf(uint64_t pixels) {
+  if (pixels <= kSmallPixels) return FairExecutor::Size::kSmall;
+  return pixels <= kMediumPixels ? FairExecutor::Size::kMedium : FairExecutor::Size::kLarge;
+}
 
 std::string Path(std::string_view prefix, std::string_view field) {
   return prefix.empty() ? std::string(field) : StrCat(prefix, ".", field);
@@ -24,9 +39,11 @@ const ModelConfig* FindConfig(const Config& config, std::string_view name) {
 
 }  // namespace
 
-Serving::Serving(const Config& config, Engine& engine, const Clock& clock, Metrics* metrics)
+Serving::Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
+                 Metrics* metrics)
     : config_(config),
       engine_(engine),
+      decoding_(decoding),
       clock_(clock),
       metrics_(metrics),
       contents_(kMaxContents),
@@ -37,6 +54,7 @@ Serving::Serving(const Config& config, Engine& engine, const Clock& clock, Metri
   session_limits_.max_state_values = limits.max_state_values;
   session_limits_.acts_per_s = limits.acts_per_s;
   session_limits_.frames_per_s = limits.frames_per_s;
+  session_limits_.messages_per_s = limits.messages_per_s;
   image_limits_.max_bytes = limits.max_image_bytes;
   image_limits_.max_width = 65'535;
   image_limits_.max_height = 65'535;
@@ -44,8 +62,9 @@ Serving::Serving(const Config& config, Engine& engine, const Clock& clock, Metri
 }
 
 absl::StatusOr<std::shared_ptr<Serving>> Serving::Create(const Config& config, Engine& engine,
-                                                         const Clock& clock, Metrics* metrics) {
-  auto service = std::shared_ptr<Serving>(new Serving(config, engine, clock, metrics));
+                                                         FairExecutor& decoding, const Clock& clock,
+                                                         Metrics* metrics) {
+  auto service = std::shared_ptr<Serving>(new Serving(config, engine, decoding, clock, metrics));
   std::vector<std::string> class_names;
   for (const LatencyClass& klass : engine.classes()) {
     class_names.push_back(klass.name);
@@ -108,6 +127,30 @@ std::unique_ptr<Session> Serving::NewSession(SessionId id, const Target& target,
   params.action_dim = target.action_space->dim();
   params.klass = target.klass;
   return std::make_unique<Session>(id, std::move(params), session_limits_, now);
+}
+
+FairExecutor::Size Serving::DecodeSize(const v1::VisionFrame& frame) {
+  return SizeOf(PixelsOf(frame));
+}
+
+FairExecutor::Size Serving::DecodeSize(const v1::PredictRequest& request) {
+  uint64_t pixels = 0;
+  for (const v1::VisionFrame& frame : request.frames()) pixels += PixelsOf(frame);
+  return SizeOf(pixels);
+}
+
+bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
+                        TimePoint call_deadline, TimePoint now) const {
+  const absl::StatusOr<ClassId> klass =
+      catalog_->FindClass(act.latency_class(), target.klass, "latency_class");
+  if (!klass.ok()) return true;
+  const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass->value())];
+  if (latency.on_late != OnLate::kReject) return false;
+  const Micros own = act.deadline_us() > 0
+                         ? Micros(static_cast<int64_t>(std::min(act.deadline_us(), kMaxAgeMicros)))
+                         : latency.deadline;
+  const TimePoint deadline = own.count() > 0 ? arrival + own : kNever;
+  return std::min(deadline, call_deadline) <= now;
 }
 
 absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera,
@@ -209,6 +252,13 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   info.observation = std::move(observation);
   info.spec = &target.model->model->spec();
   return request;
+}
+
+void Serving::CountSuperseded(ModelId model) const {
+  if (metrics_ == nullptr) return;
+  ModelMetrics& metrics = metrics_->model(model);
+  metrics.frames_received->Increment();
+  metrics.frames_superseded->Increment();
 }
 
 void Serving::CountRefused(const absl::Status& status) const {

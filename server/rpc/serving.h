@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fair_executor.h"
 #include "base/status.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -23,11 +24,13 @@ namespace saccade {
 class Serving {
  public:
   // FAILED_PRECONDITION when the configuration and the engine's models do not go together.
-  // `metrics` may be null.
+  // `metrics` may be null. `decoding` runs what decodes frames; it outlives every call.
   static absl::StatusOr<std::shared_ptr<Serving>> Create(const Config& config, Engine& engine,
-                                                         const Clock& clock, Metrics* metrics);
+                                                         FairExecutor& decoding, const Clock& clock,
+                                                         Metrics* metrics);
 
   Engine& engine() const { return engine_; }
+  FairExecutor& decoding() const { return decoding_; }
   const Clock& clock() const { return clock_; }
   const Config& config() const { return config_; }
   const Catalog& catalog() const { return *catalog_; }
@@ -49,6 +52,13 @@ class Serving {
                                  std::string_view latency_class, std::string_view prefix) const;
   std::unique_ptr<Session> NewSession(SessionId id, const Target& target, TimePoint now) const;
 
+  // How much work a frame is, by the size its header states.
+  static FairExecutor::Size DecodeSize(const v1::VisionFrame& frame);
+  static FairExecutor::Size DecodeSize(const v1::PredictRequest& request);
+  // An act request that can only be refused: its deadline has passed and its class runs nothing
+  // late.
+  bool IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
+                 TimePoint call_deadline, TimePoint now) const;
   // A frame into its mailbox: checks, decoding, resizing, identity. Counts what becomes of it.
   absl::StatusOr<Session::Fate> PublishFrame(Session& session, const v1::VisionFrame& frame,
                                              TimePoint received, std::string_view prefix);
@@ -61,19 +71,23 @@ class Serving {
                                         const v1::ActRequest& act, TimePoint arrival,
                                         TimePoint call_deadline, std::string_view prefix,
                                         ActInfo& info) const;
+  // A frame gave way to a newer one before it was decoded.
+  void CountSuperseded(ModelId model) const;
   // One message or request was refused before the engine saw it.
   void CountRefused(const absl::Status& status) const;
   void SetSessionOpen(ModelId model, bool open) const;
   void SetStreamOpen(bool open) const;
 
  private:
-  Serving(const Config& config, Engine& engine, const Clock& clock, Metrics* metrics);
+  Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
+          Metrics* metrics);
   absl::StatusOr<Frame> ReadFrame(const Session& session, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);
 
   const Config config_;
   Engine& engine_;
+  FairExecutor& decoding_;
   const Clock& clock_;
   Metrics* const metrics_;
   SessionLimits session_limits_;

@@ -12,6 +12,18 @@ namespace {
 // A stream that is not opened by then, and one that cannot be ended politely by then, is ended.
 constexpr Micros kOpenTimeout = std::chrono::seconds(10);
 constexpr Micros kCloseTimeout = std::chrono::seconds(2);
+// What a stream reads ahead of its handling.
+constexpr size_t kReadAheadMessages = 16;
+constexpr size_t kReadAheadBytes = 4 << 20;
+
+bool IsKind(const absl::StatusOr<v1::SessionRequest>& message,
+            v1::SessionRequest::MessageCase kind) {
+  return message.ok() && message->message_case() == kind;
+}
+
+bool IsFrame(const absl::StatusOr<v1::SessionRequest>& message) {
+  return IsKind(message, v1::SessionRequest::kVision);
+}
 
 absl::Status Failure(absl::StatusCode code, Reason reason, std::string_view field,
                      std::string_view message) {
@@ -48,6 +60,7 @@ SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
       call_deadline_(call_deadline),
       id_(lease.id()),
       outbox_limit_(std::max<size_t>(2, service_->config().limits.outbox_messages)),
+      account_(std::make_shared<FairExecutor::Account>()),
       lease_(std::move(lease)),
       last_activity_(service_->clock().Now()) {}
 
@@ -64,35 +77,64 @@ void SessionCore::Start(StreamPort* port) {
 // read side
 
 void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received) {
-  Incoming incoming{std::move(message), received};
+  const size_t bytes = message.ok() ? message->ByteSizeLong() : 0;
   {
     const std::lock_guard lock(mu_);
     reading_ = false;
     last_activity_ = received;
     if (cancelled_ || closing_) return;
+    inbox_.push_back({++messages_read_, std::move(message), received, bytes});
+    inbox_bytes_ += bytes;
     if (handling_) {
-      waiting_ = std::move(incoming);  // empty by then: it is what allows a read
+      DropSupersededLocked(received);
+      PumpLocked();
       return;
     }
     handling_ = true;
-    PumpLocked();
   }
+  HandleInbox(/*may_decode=*/false);
+}
+
+void SessionCore::HandleInbox(bool may_decode) {
+  std::unique_lock lock(mu_);
   while (true) {
-    Handle(incoming);
-    const std::lock_guard lock(mu_);
-    if (!waiting_ || cancelled_ || closing_) {
+    if (cancelled_ || closing_) {
+      inbox_.clear();
+      inbox_bytes_ = 0;
+    }
+    if (inbox_.empty()) {
       handling_ = false;
       PumpLocked();
       return;
     }
-    incoming = *std::move(waiting_);
-    waiting_.reset();
-    PumpLocked();
+    if (!IsFrame(inbox_.front().message) || session_ == nullptr) {
+      Incoming incoming = PopLocked();
+      lock.unlock();
+      Handle(incoming);
+      lock.lock();
+      continue;
+    }
+    DropSupersededLocked(service_->clock().Now());
+    if (!IsFrame(inbox_.front().message)) continue;
+    if (!may_decode) {
+      const FairExecutor::Size size = service_->DecodeSize(inbox_.front().message->vision());
+      PumpLocked();
+      lock.unlock();
+      service_->decoding().Run(account_, size,
+                               [self = shared_from_this()] { self->HandleInbox(true); });
+      return;
+    }
+    may_decode = false;
+    Incoming incoming = PopLocked();
+    PumpLocked();  // reads on meanwhile
+    lock.unlock();
+    Handle(incoming);
+    lock.lock();
   }
 }
 
 void SessionCore::Handle(Incoming& incoming) {
-  ++message_number_;
+  message_number_ = incoming.number;
   const absl::Status status = incoming.message.ok() ? Dispatch(*incoming.message, incoming.received)
                                                     : incoming.message.status();
   if (status.ok()) return;
@@ -118,10 +160,13 @@ absl::Status SessionCore::Dispatch(const v1::SessionRequest& message, TimePoint 
     case Kind::kVision:
       return HandleVision(message.vision(), received);
     case Kind::kText:
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return service_->SetText(*session_, message.text());
     case Kind::kState:
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return service_->SetState(*session_, message.state());
     case Kind::kExecuted: {
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
       ASSIGN_OR_RETURN(std::vector<ExecutedAction> actions, ReadExecuted(message.executed()));
       return session_->AddExecuted(std::move(actions));
     }
@@ -129,9 +174,11 @@ absl::Status SessionCore::Dispatch(const v1::SessionRequest& message, TimePoint 
       HandleAct(message.act(), received);
       return absl::OkStatus();
     case Kind::kReset:
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
       session_->Reset(message.reset().keep_instruction());
       return absl::OkStatus();
     case Kind::kCancel:
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return HandleCancel(message.cancel());
     case Kind::MESSAGE_NOT_SET:
       break;
@@ -339,18 +386,20 @@ void SessionCore::OnCancelled() {
 void SessionCore::Detach() {
   bool opened = false;
   uint64_t dropped = 0;
+  uint64_t messages = 0;
   {
     const std::lock_guard lock(mu_);
     port_ = nullptr;
     lease_.Release();
     opened = opened_;
     dropped = tokens_dropped_;
+    messages = messages_read_;
   }
   service_->SetStreamOpen(false);
   if (!opened) return;
   service_->SetSessionOpen(target_.model->id, false);
   LogInfo("session ended",
-          {LogField(id_), {"messages", message_number_}, {"token_events_dropped", dropped}});
+          {LogField(id_), {"messages", messages}, {"token_events_dropped", dropped}});
 }
 
 void SessionCore::Tick(TimePoint now) {
@@ -395,6 +444,45 @@ void SessionCore::CloseWhenIdle(const absl::Status& status) {
 // ----------------------------------------------------------------------------------------------------------
 // under mu_
 
+SessionCore::Incoming SessionCore::PopLocked() {
+  Incoming incoming = std::move(inbox_.front());
+  inbox_.pop_front();
+  inbox_bytes_ -= incoming.bytes;
+  return incoming;
+}
+
+void SessionCore::DropSupersededLocked(TimePoint now) {
+  if (!opened_) return;
+  for (auto it = inbox_.begin(); it != inbox_.end();) {
+    if (!IsFrame(it->message) || !SupersededLocked(it, now)) {
+      ++it;
+      continue;
+    }
+    service_->CountSuperseded(target_.model->id);
+    inbox_bytes_ -= it->bytes;
+    it = inbox_.erase(it);
+  }
+}
+
+bool SessionCore::SupersededLocked(std::deque<Incoming>::const_iterator frame,
+                                   TimePoint now) const {
+  const v1::VisionFrame& vision = frame->message->vision();
+  for (auto later = frame + 1; later != inbox_.end(); ++later) {
+    if (IsFrame(later->message)) {
+      const v1::VisionFrame& other = later->message->vision();
+      if (other.camera() == vision.camera() && other.capture_time_ns() >= vision.capture_time_ns())
+        return true;
+    } else if (IsKind(later->message, v1::SessionRequest::kReset)) {
+      return false;
+    } else if (IsKind(later->message, v1::SessionRequest::kAct) &&
+               !service_->IsTooLate(target_, later->message->act(), later->received, call_deadline_,
+                                    now)) {
+      return false;
+    }
+  }
+  return false;
+}
+
 void SessionCore::CloseLocked(const absl::Status& status) {
   if (closing_) return;
   closing_ = status;
@@ -433,7 +521,8 @@ void SessionCore::PumpLocked() {
     writing_ = true;
     port_->Write(outbox_.front().bytes);
   }
-  if (!reading_ && !waiting_ && !reads_done_ && !cancelled_ && !closing_ &&
+  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ &&
+      inbox_.size() < kReadAheadMessages && inbox_bytes_ < kReadAheadBytes &&
       outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
     reading_ = true;
     port_->Read();

@@ -1,10 +1,14 @@
 #pragma once
 // SessionCore: one Session stream without its transport. Handles one message at a time while it
-// reads the next, keeps one write outstanding, holds answers in a bounded outbox.
+// reads the next ones, keeps one write outstanding, holds answers in a bounded outbox.
 //
-// Threads. Any thread may call anything. Messages are handled in order, one at a time, by whichever
-// transport thread brought the first of them; `mu_` guards the stream's state and is never held
-// while a message is handled. The Session itself is touched by that handling only.
+// Threads. Any thread may call anything. Messages are handled in order, one at a time: frames by
+// the decode executor, a turn for each frame, and what waits behind a frame by the same thread; what
+// does not wait for a frame by the transport thread that brought it. `mu_` guards the stream's state
+// and is never held while a message is handled. The Session itself is touched by that handling only.
+//
+// Frames that wait. A newer frame of the same camera takes the place of one that waits, before that
+// is decoded, unless an act request between the two may still be answered in time.
 //
 // Slow readers. Reading pauses while half the outbox is taken, so a client that does not read stops
 // being read. Token events are not queued any more from there on; when the outbox is full, queued
@@ -19,6 +23,7 @@
 #include <unordered_map>
 
 #include "base/clock.h"
+#include "base/fair_executor.h"
 #include "base/status.h"
 #include "rpc/codec.h"
 #include "rpc/serving.h"
@@ -62,8 +67,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
  private:
   class Flight;
   struct Incoming {
+    uint64_t number = 0;
     absl::StatusOr<v1::SessionRequest> message;
     TimePoint received{};
+    size_t bytes = 0;
   };
   struct Outgoing {
     std::string bytes;
@@ -71,6 +78,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   };
 
   // --- one message at a time ---
+  // Handles what has been read, until there is nothing or a frame's turn has to come first.
+  // `may_decode`: this is the turn of one frame.
+  void HandleInbox(bool may_decode);
   void Handle(Incoming& incoming);
   absl::Status Dispatch(const v1::SessionRequest& message, TimePoint received);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
@@ -85,6 +95,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void Send(const v1::SessionResponse& response);
 
   // --- under mu_ ---
+  void DropSupersededLocked(TimePoint now);
+  bool SupersededLocked(std::deque<Incoming>::const_iterator frame, TimePoint now) const;
+  Incoming PopLocked();
   void PushLocked(std::string bytes, bool droppable);
   void PumpLocked();
   void CloseLocked(const absl::Status& status);
@@ -97,9 +110,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const SessionId id_;
   const size_t outbox_limit_;
 
+  const std::shared_ptr<FairExecutor::Account> account_;
+
   // Touched by the handling of messages only.
-  uint64_t message_number_ = 0;
-  Serving::Target target_;
+  uint64_t message_number_ = 0;  // of the one being handled
+  Serving::Target target_;       // constant once opened
   std::unique_ptr<Session> session_;  // null until opened
   bool stream_tokens_ = false;        // constant once opened
   bool supersede_ = false;
@@ -113,9 +128,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::optional<absl::Status> closing_;
   TimePoint closing_since_{};
   bool opened_ = false;
-  bool reading_ = false;             // a read is outstanding
-  bool handling_ = false;            // a message is being handled
-  std::optional<Incoming> waiting_;  // read while another one was being handled
+  std::deque<Incoming> inbox_;  // read, in order; handled once it is their turn
+  size_t inbox_bytes_ = 0;
+  uint64_t messages_read_ = 0;
+  bool reading_ = false;   // a read is outstanding
+  bool handling_ = false;  // a message is being handled, or waits for its frame's turn
   bool reads_done_ = false;
   bool writing_ = false;
   bool cancelled_ = false;  // the client is gone, or the call's deadline passed

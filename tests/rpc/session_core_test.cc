@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <latch>
 
 #include "tests/rpc/harness.h"
 
@@ -84,7 +85,9 @@ class SessionCoreTest : public ::testing::Test {
                                                              },
                                                          .serve = false});
     serving_ =
-        Serving::Create(server_->config(), server_->engine(), clock_, &server_->metrics()).value();
+        Serving::Create(server_->config(), server_->engine(), *decoding_, clock_,
+                        &server_->metrics())
+            .value();
     core_ = std::make_shared<SessionCore>(serving_, serving_->sessions().Admit().value(), kNever);
     core_->Start(&port_);
   }
@@ -137,7 +140,40 @@ class SessionCoreTest : public ::testing::Test {
     EXPECT_TRUE(server_->engine().Stats().ok());  // the turn after the last delivery
   }
 
+  // Takes the one place for decoding, so that frames wait.
+  void HoldDecoding() {
+    decoding_->Run(std::make_shared<FairExecutor::Account>(), FairExecutor::Size::kMedium, [this] {
+      held_.count_down();
+      release_.wait();
+    });
+    held_.wait();
+  }
+  void ReleaseDecoding() { release_.count_down(); }
+  bool SendFrame(int64_t capture_time_ns, std::string_view pixel) {
+    v1::SessionRequest request;
+    request.mutable_vision()->set_capture_time_ns(capture_time_ns);
+    v1::RawImage& raw = *request.mutable_vision()->mutable_raw();
+    raw.set_pixel_format(v1::PIXEL_FORMAT_RGB8);
+    raw.set_width(1);
+    raw.set_height(1);
+    raw.set_data(std::string(pixel));
+    return Send(request);
+  }
+  double Superseded() const {
+    return server_->metrics().model(ModelId(0)).frames_superseded->Value();
+  }
+  // The next message to the client.
+  v1::SessionResponse Next() {
+    EXPECT_TRUE(Eventually([this] { return port_.TakeWrite(); }));
+    v1::SessionResponse response = port_.last();
+    core_->OnWriteDone(true);
+    return response;
+  }
+
   SteadyClock clock_;
+  std::unique_ptr<FairExecutor> decoding_ = FairExecutor::Create(1).value();
+  std::latch held_{1};
+  std::latch release_{1};
   std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
   std::unique_ptr<TestServer> server_;
   std::shared_ptr<Serving> serving_;
@@ -150,13 +186,13 @@ TEST_F(SessionCoreTest, StopsReadingAClientThatDoesNotRead) {
   Open();
   int sent = 0;
   while (Send({})) ++sent;  // each is an error to be told
-  EXPECT_EQ(sent, 5);       // half of the outbox, and the one that was read ahead
+  EXPECT_EQ(sent, 4);       // half of the outbox
   EXPECT_FALSE(port_.finished());
   const size_t before = port_.written();
   // It reads again: everything comes, in order, and so does the next message.
   while (port_.TakeWrite()) core_->OnWriteDone(true);
-  EXPECT_EQ(port_.written(), before + 4);
-  EXPECT_EQ(port_.last().error().message_number(), 7U);
+  EXPECT_EQ(port_.written(), before + 3);
+  EXPECT_EQ(port_.last().error().message_number(), 6U);
   EXPECT_TRUE(Send({}));
 }
 
@@ -277,6 +313,91 @@ TEST_F(SessionCoreTest, ClosingWaitsForWhatWasAccepted) {
   core_->OnWriteDone(true);
   ASSERT_TRUE(port_.finished());
   EXPECT_EQ(port_.finished()->code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SessionCoreTest, ANewerFrameReplacesOneThatWaitsBeforeItIsDecoded) {
+  Make(8);
+  Open();
+  const double before = Superseded();
+  HoldDecoding();
+  ASSERT_TRUE(SendFrame(10, "abd"));
+  ASSERT_TRUE(SendFrame(11, "x"));  // no picture: it is not even looked at
+  ASSERT_TRUE(SendFrame(12, "abe"));
+  EXPECT_EQ(Superseded(), before + 2);
+  ASSERT_TRUE(SendAct(1));
+  ReleaseDecoding();
+  const v1::SessionResponse answer = Next();
+  ASSERT_TRUE(answer.has_chunk()) << answer.ShortDebugString();
+  ASSERT_EQ(answer.chunk().frames_size(), 1);
+  EXPECT_EQ(answer.chunk().frames(0).capture_time_ns(), 12);
+}
+
+TEST_F(SessionCoreTest, AFrameThatAnActRequestWaitsForIsKept) {
+  Make(8);
+  Open();
+  const double before = Superseded();
+  HoldDecoding();
+  for (const int64_t i : {1, 2, 3}) {
+    ASSERT_TRUE(SendFrame(10 * i, "abd"));
+    ASSERT_TRUE(SendAct(static_cast<uint64_t>(i)));
+  }
+  EXPECT_EQ(Superseded(), before);
+  ReleaseDecoding();
+  for (const int64_t i : {1, 2, 3}) {
+    const v1::SessionResponse answer = Next();
+    ASSERT_TRUE(answer.has_chunk()) << answer.ShortDebugString();
+    EXPECT_EQ(answer.chunk().act_id(), static_cast<uint64_t>(i));
+    EXPECT_EQ(answer.chunk().frames(0).capture_time_ns(), 10 * i);
+  }
+}
+
+// Decoding for a request that can only be refused would take time from those that can be answered.
+TEST_F(SessionCoreTest, AFrameOnlyALateRequestWaitsForIsNotDecoded) {
+  Make(8);
+  Open();
+  const double before = Superseded();
+  HoldDecoding();
+  ASSERT_TRUE(SendFrame(10, "abd"));
+  v1::SessionRequest act;
+  act.mutable_act()->set_id(1);
+  act.mutable_act()->set_latency_class("control");
+  act.mutable_act()->set_deadline_us(1000);
+  ASSERT_TRUE(Send(act));
+  ASSERT_TRUE(SendFrame(20, "abe"));
+  ASSERT_TRUE(SendAct(2));
+  std::this_thread::sleep_for(milliseconds(3));
+  ReleaseDecoding();
+  v1::SessionResponse answer = Next();
+  ASSERT_TRUE(answer.has_error()) << answer.ShortDebugString();
+  EXPECT_EQ(answer.error().act_id(), 1U);
+  answer = Next();
+  ASSERT_TRUE(answer.has_chunk()) << answer.ShortDebugString();
+  EXPECT_EQ(answer.chunk().frames(0).capture_time_ns(), 20);
+  EXPECT_EQ(Superseded(), before + 1);
+}
+
+TEST_F(SessionCoreTest, ReadsABoundedNumberOfMessagesAhead) {
+  Make(64);
+  Open();
+  HoldDecoding();
+  int sent = 0;
+  while (sent < 100 && SendFrame(sent, "abd") && SendAct(static_cast<uint64_t>(sent))) ++sent;
+  EXPECT_EQ(sent, 8);  // 16 messages
+  ReleaseDecoding();
+  for (int i = 0; i < sent; ++i) EXPECT_TRUE(Next().has_chunk());
+  EXPECT_TRUE(SendFrame(1000, "abd"));
+}
+
+TEST_F(SessionCoreTest, CancellingAStreamWhoseFramesWait) {
+  Make(8);
+  Open();
+  HoldDecoding();
+  ASSERT_TRUE(SendFrame(10, "abd"));
+  ASSERT_TRUE(SendAct(1));
+  core_->OnCancelled();
+  EXPECT_TRUE(port_.finished());
+  ReleaseDecoding();
+  EXPECT_TRUE(Eventually([this] { return decoding_->waiting() == 0; }));
 }
 
 TEST_F(SessionCoreTest, CancellingFreesEverythingAtOnce) {
