@@ -27,7 +27,8 @@ absl::StatusOr<std::unique_ptr<FairExecutor>> FairExecutor::Create(int threads) 
   auto executor = std::unique_ptr<FairExecutor>(new FairExecutor(threads));
   try {
     for (int i = 0; i < threads; ++i) {
-      executor->threads_.emplace_back([e = executor.get()] { e->Loop(); });
+      Thread& thread = *executor->threads_.emplace_back(std::make_unique<Thread>());
+      thread.thread = std::thread([e = executor.get(), &thread] { e->Loop(thread); });
     }
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
@@ -40,36 +41,47 @@ FairExecutor::~FairExecutor() {
   {
     const std::lock_guard lock(mu_);
     stopping_ = true;
+    while (!idle_.empty()) CallOneLocked();
   }
-  wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    if (thread->thread.joinable()) thread->thread.join();
+  }
 }
 
 void FairExecutor::Run(const std::shared_ptr<Account>& account, Size size, Job job) {
   std::unique_lock lock(mu_);
-  const std::chrono::nanoseconds start = EnterLocked(*account);
+  const std::chrono::nanoseconds start = std::max(virtual_now_, account->finish_);
   const std::chrono::nanoseconds estimate = account->estimate_;
+  account->finish_ = start + estimate;
   if (size != Size::kSmall || caller_runs_ || running_ == places_ || !queue_.empty()) {
     queue_.emplace(std::pair(start, next_++), Waiting{account, size, estimate, std::move(job)});
-    const bool idle = running_ < places_;
-    lock.unlock();
-    if (idle) wake_.notify_one();
+    CallOneLocked();
     return;
   }
-  virtual_now_ = std::max(virtual_now_, start);
   caller_runs_ = true;
-  ++running_;
+  BeginLocked(start, size);
   lock.unlock();
   const std::chrono::nanoseconds begin = ThreadTime();
   job();
   const std::chrono::nanoseconds taken = ThreadTime() - begin;
   lock.lock();
-  Settle(*account, estimate, taken);
+  EndLocked(*account, size, estimate, taken);
   caller_runs_ = false;
+  if (!queue_.empty()) CallOneLocked();  // one may have waited for this place
+}
+
+void FairExecutor::BeginLocked(std::chrono::nanoseconds start, Size size) {
+  virtual_now_ = std::max(virtual_now_, start);
+  ++running_;
+  if (size == Size::kLarge) ++large_running_;
+}
+
+void FairExecutor::EndLocked(Account& account, Size size, std::chrono::nanoseconds estimate,
+                             std::chrono::nanoseconds taken) {
+  account.finish_ += taken - estimate;
+  account.estimate_ = taken;
   --running_;
-  const bool work = !queue_.empty();
-  lock.unlock();
-  if (work) wake_.notify_one();
+  if (size == Size::kLarge) --large_running_;
 }
 
 size_t FairExecutor::waiting() const {
@@ -77,16 +89,12 @@ size_t FairExecutor::waiting() const {
   return queue_.size();
 }
 
-std::chrono::nanoseconds FairExecutor::EnterLocked(Account& account) {
-  const std::chrono::nanoseconds start = std::max(virtual_now_, account.finish_);
-  account.finish_ = start + account.estimate_;
-  return start;
-}
-
-void FairExecutor::Settle(Account& account, std::chrono::nanoseconds estimate,
-                          std::chrono::nanoseconds taken) {
-  account.finish_ += taken - estimate;
-  account.estimate_ = taken;
+void FairExecutor::CallOneLocked() {
+  if (idle_.empty()) return;
+  Thread* thread = idle_.back();
+  idle_.pop_back();
+  thread->called = true;
+  thread->wake.notify_one();
 }
 
 FairExecutor::Queue::iterator FairExecutor::NextLocked() {
@@ -96,30 +104,28 @@ FairExecutor::Queue::iterator FairExecutor::NextLocked() {
                       [](const auto& entry) { return entry.second.size != Size::kLarge; });
 }
 
-void FairExecutor::Loop() {
+void FairExecutor::Loop(Thread& self) {
   pthread_setname_np(pthread_self(), "saccade-decode");
   std::unique_lock lock(mu_);
-  while (true) {
-    auto next = queue_.end();
-    wake_.wait(lock, [&] { return stopping_ || (next = NextLocked()) != queue_.end(); });
-    if (stopping_) return;
+  while (!stopping_) {
+    const auto next = NextLocked();
+    if (next == queue_.end()) {
+      self.called = false;
+      idle_.push_back(&self);
+      self.wake.wait(lock, [&] { return self.called; });
+      continue;
+    }
     const std::chrono::nanoseconds start = next->first.first;
     Waiting waiting = std::move(next->second);
     queue_.erase(next);
-    virtual_now_ = std::max(virtual_now_, start);
-    ++running_;
-    if (waiting.size == Size::kLarge) ++large_running_;
+    BeginLocked(start, waiting.size);
     lock.unlock();
     const std::chrono::nanoseconds begin = ThreadTime();
     waiting.job();
     const std::chrono::nanoseconds taken = ThreadTime() - begin;
     waiting.job = nullptr;  // what it holds may be large, or need this executor
     lock.lock();
-    Settle(*waiting.account, waiting.estimate, taken);
-    --running_;
-    if (waiting.size == Size::kLarge) --large_running_;
-    // A large job may have waited for this one's place.
-    if (!queue_.empty()) wake_.notify_one();
+    EndLocked(*waiting.account, waiting.size, waiting.estimate, taken);
   }
 }
 

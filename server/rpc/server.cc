@@ -99,9 +99,9 @@ class RpcServer::Impl {
   }
 
   absl::Status Serve(Engine& engine) {
-    ASSIGN_OR_RETURN(std::shared_ptr<Serving> service,
-                     Serving::Create(front_->config(), engine, *decoding_, front_->clock(),
-                                     front_->metrics()));
+    ASSIGN_OR_RETURN(
+        std::shared_ptr<Serving> service,
+        Serving::Create(front_->config(), engine, *decoding_, front_->clock(), front_->metrics()));
     front_->SetService(std::move(service));
     PublishHealth();
     return absl::OkStatus();
@@ -183,10 +183,9 @@ RpcServer::~RpcServer() = default;
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config,
                                                             const Clock& clock, Metrics* metrics,
                                                             std::string version) {
-  const int threads =
-      config.server.decode_threads > 0
-          ? static_cast<int>(config.server.decode_threads)
-          : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
+  const int threads = config.server.decode_threads > 0
+                          ? static_cast<int>(config.server.decode_threads)
+                          : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
   ASSIGN_OR_RETURN(std::unique_ptr<FairExecutor> decoding, FairExecutor::Create(threads));
   auto impl =
       std::make_unique<Impl>(config, std::move(decoding), clock, metrics, std::move(version));

@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kMaxAgeMicros = 3'600'000'000;
 // Frames that can be told apart at a time: far above what caches and sessions hold.
 constexpr size_t kMaxContents = 65'536;
-// Frames up to this size take a few milliseconds; larger ones than that tens of them.
+// Frames up to the one take a few milliseconds, above the other many tens of them.
 constexpr uint64_t kSmallPixels = 1 << 20;
 constexpr uint64_t kMediumPixels = 1 << 22;
 

@@ -521,9 +521,8 @@ void SessionCore::PumpLocked() {
     writing_ = true;
     port_->Write(outbox_.front().bytes);
   }
-  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ &&
-      inbox_.size() < kReadAheadMessages && inbox_bytes_ < kReadAheadBytes &&
-      outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
+  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ && inbox_.size() < kReadAheadMessages &&
+      inbox_bytes_ < kReadAheadBytes && outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
     reading_ = true;
     port_->Read();
   }

@@ -3,9 +3,10 @@
 // reads the next ones, keeps one write outstanding, holds answers in a bounded outbox.
 //
 // Threads. Any thread may call anything. Messages are handled in order, one at a time: frames by
-// the decode executor, a turn for each frame, and what waits behind a frame by the same thread; what
-// does not wait for a frame by the transport thread that brought it. `mu_` guards the stream's state
-// and is never held while a message is handled. The Session itself is touched by that handling only.
+// the decode executor, a turn for each frame, and what waits behind a frame by the same thread;
+// what does not wait for a frame by the transport thread that brought it. `mu_` guards the stream's
+// state and is never held while a message is handled. The Session itself is touched by that
+// handling only.
 //
 // Frames that wait. A newer frame of the same camera takes the place of one that waits, before that
 // is decoded, unless an act request between the two may still be answered in time.
@@ -113,8 +114,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const std::shared_ptr<FairExecutor::Account> account_;
 
   // Touched by the handling of messages only.
-  uint64_t message_number_ = 0;  // of the one being handled
-  Serving::Target target_;       // constant once opened
+  uint64_t message_number_ = 0;       // of the one being handled
+  Serving::Target target_;            // constant once opened
   std::unique_ptr<Session> session_;  // null until opened
   bool stream_tokens_ = false;        // constant once opened
   bool supersede_ = false;

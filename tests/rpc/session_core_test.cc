@@ -84,10 +84,9 @@ class SessionCoreTest : public ::testing::Test {
                                                                config.limits.session_idle_s = 60;
                                                              },
                                                          .serve = false});
-    serving_ =
-        Serving::Create(server_->config(), server_->engine(), *decoding_, clock_,
-                        &server_->metrics())
-            .value();
+    serving_ = Serving::Create(server_->config(), server_->engine(), *decoding_, clock_,
+                               &server_->metrics())
+                   .value();
     core_ = std::make_shared<SessionCore>(serving_, serving_->sessions().Admit().value(), kNever);
     core_->Start(&port_);
   }
@@ -100,6 +99,7 @@ class SessionCoreTest : public ::testing::Test {
     server_->ExpectIdleSoon();
     EXPECT_EQ(serving_->sessions().open(), 0U);
     core_ = nullptr;
+    decoding_ = nullptr;  // what its jobs hold must not outlive the engine
     serving_ = nullptr;
   }
 
@@ -124,6 +124,10 @@ class SessionCoreTest : public ::testing::Test {
     raw.set_height(1);
     raw.set_data("abc");
     ASSERT_TRUE(Send(frame));
+    std::latch decoded(1);
+    decoding_->Run(std::make_shared<FairExecutor::Account>(), FairExecutor::Size::kMedium,
+                   [&] { decoded.count_down(); });
+    decoded.wait();
   }
   bool SendAct(uint64_t id) {
     v1::SessionRequest request;

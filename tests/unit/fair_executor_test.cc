@@ -111,6 +111,28 @@ TEST(FairExecutor, OneCallerAtATime) {
   first.join();
 }
 
+// Its caches are the warm ones.
+TEST(FairExecutor, TheThreadThatWorkedLastIsWokenFirst) {
+  auto executor = FairExecutor::Create(3).value();
+  const auto account = NewAccount();
+  const auto run = [&] {
+    std::latch done(1);
+    std::thread::id ran;
+    executor->Run(account, Size::kMedium, [&] {
+      ran = std::this_thread::get_id();
+      done.count_down();
+    });
+    done.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // until it sleeps
+    return ran;
+  };
+  run();
+  const std::thread::id first = run();
+  int same = 0;
+  for (int i = 0; i < 10; ++i) same += run() == first ? 1 : 0;
+  EXPECT_GE(same, 8);
+}
+
 TEST(FairExecutor, LargeJobsLeaveAThread) {
   auto executor = FairExecutor::Create(2).value();
   Blocker large;
