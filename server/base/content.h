@@ -4,9 +4,9 @@
 // pointers and never touches pixels.
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "base/digest.h"
+#include "base/pixels.h"
 
 namespace saccade {
 
@@ -14,7 +14,7 @@ struct Content {
   Digest128 digest;    // of the fields below, domain "frame.v1"
   uint32_t width = 0;  // pixels, after resize to the model's input
   uint32_t height = 0;
-  std::vector<uint8_t> rgb;  // [height, width, 3]
+  Pixels rgb;  // [height, width, 3]
 };
 using ContentRef = std::shared_ptr<const Content>;
 

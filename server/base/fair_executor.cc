@@ -89,6 +89,11 @@ size_t FairExecutor::waiting() const {
   return queue_.size();
 }
 
+size_t FairExecutor::idle() const {
+  const std::lock_guard lock(mu_);
+  return idle_.size();
+}
+
 void FairExecutor::CallOneLocked() {
   if (idle_.empty()) return;
   Thread* thread = idle_.back();

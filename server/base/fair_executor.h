@@ -48,7 +48,8 @@ class FairExecutor {
   // the one place for that is free, on this thread before the call returns, which spares the waking
   // of another one. Jobs of one account may run at the same time; they must not throw.
   void Run(const std::shared_ptr<Account>& account, Size size, Job job);
-  size_t waiting() const;
+  size_t waiting() const;  // jobs
+  size_t idle() const;     // threads
 
  private:
   struct Waiting {

@@ -355,7 +355,7 @@ absl::StatusOr<Rgb8Image> DecodePng(std::span<const uint8_t> bytes, const ImageL
   }
   image.rgb.resize(out_row_bytes * image.height);
   const bool direct = row_bytes == out_row_bytes;
-  std::vector<uint8_t> wide;
+  Pixels wide;
   if (!direct) wide.resize(row_bytes * image.height);
   std::vector<png_bytep> rows(image.height);
   for (size_t y = 0; y < rows.size(); ++y) {

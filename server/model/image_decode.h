@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
+#include "base/pixels.h"
 #include "base/status.h"
 
 namespace saccade {
@@ -24,7 +24,7 @@ namespace saccade {
 struct Rgb8Image {
   uint32_t width = 0;        // pixels
   uint32_t height = 0;       // pixels
-  std::vector<uint8_t> rgb;  // [height, width, 3], row-major, no padding
+  Pixels rgb;                // [height, width, 3], row-major, no padding
 };
 
 // Read from the header, before a pixel is decoded. Width and height are those of the file, before

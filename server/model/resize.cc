@@ -302,9 +302,9 @@ absl::StatusOr<Rgb8Image> Resample(const Rgb8Image& image, const ResizeSpec& spe
   // First pass.
   const auto rows = static_cast<size_t>(last_row - first_row);
   const size_t in_row_bytes = static_cast<size_t>(image.width) * 3;
-  std::vector<uint8_t> fill_row;
-  std::vector<uint8_t> padded;  // one input row with its borders and slack behind
-  std::vector<uint8_t> pass;    // [rows, window_width, 3] and slack behind
+  Pixels fill_row;
+  Pixels padded;  // one input row with its borders and slack behind
+  Pixels pass;    // [rows, window_width, 3] and slack behind
   std::vector<const uint8_t*> row_pointers(rows);
   const auto fill = [&spec](uint8_t* out, size_t pixels) {
     for (size_t x = 0; x < pixels; ++x) std::memcpy(out + x * 3, spec.fill.data(), 3);
@@ -313,7 +313,7 @@ absl::StatusOr<Rgb8Image> Resample(const Rgb8Image& image, const ResizeSpec& spe
     fill_row.resize(static_cast<size_t>(horizontal ? in_width : spec.window_width) * 3);
     fill(fill_row.data(), fill_row.size() / 3);
     if (horizontal) {
-      std::vector<uint8_t> resampled(row_bytes);
+      Pixels resampled(row_bytes);
       HorizontalScalar(fill_row.data(), across, resampled.data());
       fill_row = std::move(resampled);
     }

@@ -522,7 +522,9 @@ void SessionCore::PumpLocked() {
     port_->Write(outbox_.front().bytes);
   }
   if (!reading_ && !reads_done_ && !cancelled_ && !closing_ && inbox_.size() < kReadAheadMessages &&
-      inbox_bytes_ < kReadAheadBytes && outbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
+      inbox_bytes_ <
+          kReadAheadBytes &&  // Each message that was read may have an answer of its own.
+      outbox_.size() + inbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
     reading_ = true;
     port_->Read();
   }

@@ -5,7 +5,7 @@
 
 namespace saccade {
 
-Digest128 FrameDigest(uint32_t width, uint32_t height, const std::vector<uint8_t>& rgb) {
+Digest128 FrameDigest(uint32_t width, uint32_t height, const Pixels& rgb) {
   return DigestBuilder("frame.v1")
       .Field(uint64_t{width})
       .Field(uint64_t{height})
@@ -13,7 +13,7 @@ Digest128 FrameDigest(uint32_t width, uint32_t height, const std::vector<uint8_t
       .Finish();
 }
 
-ContentRef ContentStore::Intern(uint32_t width, uint32_t height, std::vector<uint8_t> rgb) {
+ContentRef ContentStore::Intern(uint32_t width, uint32_t height, Pixels rgb) {
   auto content = std::make_shared<Content>();
   content->digest = FrameDigest(width, height, rgb);
   content->width = width;

@@ -13,7 +13,7 @@
 namespace saccade {
 
 // Digest of a frame: domain "frame.v1" over width, height and the pixels.
-Digest128 FrameDigest(uint32_t width, uint32_t height, const std::vector<uint8_t>& rgb);
+Digest128 FrameDigest(uint32_t width, uint32_t height, const Pixels& rgb);
 
 // Any thread.
 class ContentStore {
@@ -25,7 +25,7 @@ class ContentStore {
   ContentStore& operator=(const ContentStore&) = delete;
 
   // The one object for these pixels; `rgb` holds width * height * 3 bytes.
-  ContentRef Intern(uint32_t width, uint32_t height, std::vector<uint8_t> rgb);
+  ContentRef Intern(uint32_t width, uint32_t height, Pixels rgb);
   // Frames known now, expired ones that were not swept yet included.
   size_t size() const;
 

@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;  // slow, not interesting
   for (const auto& [width, height] : {std::pair{1U, 1U}, {1U, 300U}, {33U, 17U}}) {
     const saccade::Rgb8Image frame{width, height,
-                                   std::vector<uint8_t>(size_t{width} * height * 3, 99)};
+                                   Pixels(size_t{width} * height * 3, 99)};
     const auto out = preprocessor->Apply(frame);
     if (!out.ok() || out->width != preprocessor->width() || out->height != preprocessor->height())
       std::abort();

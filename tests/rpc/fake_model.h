@@ -129,7 +129,7 @@ class FakeModel final : public Model {
   }
   // Nearest pixel.
   absl::StatusOr<Rgb8Image> Preprocess(uint32_t, const Rgb8Image& image) const override {
-    Rgb8Image out{kPixels, kPixels, std::vector<uint8_t>(size_t{kPixels} * kPixels * 3)};
+    Rgb8Image out{kPixels, kPixels, Pixels(size_t{kPixels} * kPixels * 3, 0)};
     for (uint32_t y = 0; y < kPixels; ++y) {
       for (uint32_t x = 0; x < kPixels; ++x) {
         const size_t from =

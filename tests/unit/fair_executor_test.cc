@@ -116,6 +116,7 @@ TEST(FairExecutor, TheThreadThatWorkedLastIsWokenFirst) {
   auto executor = FairExecutor::Create(3).value();
   const auto account = NewAccount();
   const auto run = [&] {
+    while (executor->idle() < 3) std::this_thread::yield();
     std::latch done(1);
     std::thread::id ran;
     executor->Run(account, Size::kMedium, [&] {
@@ -123,14 +124,10 @@ TEST(FairExecutor, TheThreadThatWorkedLastIsWokenFirst) {
       done.count_down();
     });
     done.wait();
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // until it sleeps
     return ran;
   };
-  run();
   const std::thread::id first = run();
-  int same = 0;
-  for (int i = 0; i < 10; ++i) same += run() == first ? 1 : 0;
-  EXPECT_GE(same, 8);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(run(), first);
 }
 
 TEST(FairExecutor, LargeJobsLeaveAThread) {

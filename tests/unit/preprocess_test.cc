@@ -118,7 +118,7 @@ TEST(PreprocessTest, LetterboxPadsBothSidesAndKeepsTheAspect) {
   const auto preprocessor = Make(config);
   ASSERT_TRUE(preprocessor.ok());
   const auto rows_of = [&](uint32_t width, uint32_t height) {
-    const Rgb8Image white{width, height, std::vector<uint8_t>(size_t{width} * height * 3, 255)};
+    const Rgb8Image white{width, height, Pixels(size_t{width} * height * 3, 255)};
     const auto out = preprocessor->Apply(white);
     EXPECT_TRUE(out.ok()) << out.status();
     std::pair<int, int> rows = {-1, -1};
@@ -147,7 +147,7 @@ TEST(PreprocessTest, AnyFrameGivesTheModelsSize) {
                                {480U, 640U},
                                {224U, 224U},
                                {223U, 224U}}) {
-      const Rgb8Image in{w, h, std::vector<uint8_t>(size_t{w} * h * 3, 200)};
+      const Rgb8Image in{w, h, Pixels(size_t{w} * h * 3, 200)};
       const auto out = preprocessor->Apply(in);
       ASSERT_TRUE(out.ok()) << strategy << " " << w << "x" << h << ": " << out.status();
       EXPECT_EQ(out->width, 224U);
@@ -157,7 +157,7 @@ TEST(PreprocessTest, AnyFrameGivesTheModelsSize) {
     EXPECT_EQ(preprocessor->Apply(Rgb8Image{}).status().code(), absl::StatusCode::kInvalidArgument);
   }
   // An image of the model's size passes unchanged.
-  Rgb8Image same{224, 224, std::vector<uint8_t>(size_t{224} * 224 * 3)};
+  Rgb8Image same{224, 224, Pixels(size_t{224} * 224 * 3, 0)};
   for (size_t i = 0; i < same.rgb.size(); ++i) same.rgb[i] = static_cast<uint8_t>(i * 7);
   EXPECT_EQ(Make(Config("resize-naive", 224))->Apply(same)->rgb, same.rgb);
 }
@@ -178,7 +178,7 @@ TEST(PreprocessTest, RecordedParametersWinOverDerivedOnes) {
     const auto derived = Make(config);
     ASSERT_TRUE(derived.ok()) << derived.status();
     EXPECT_EQ(derived->towers()[0].mean[0], 0.485F);
-    Rgb8Image in{101, 60, std::vector<uint8_t>(size_t{101} * 60 * 3)};
+    Rgb8Image in{101, 60, Pixels(size_t{101} * 60 * 3, 0)};
     for (size_t i = 0; i < in.rgb.size(); ++i) in.rgb[i] = static_cast<uint8_t>(i * 31);
     // int(255 * mean) is (123, 116, 103), the fill that Config() records.
     EXPECT_EQ(derived->Apply(in)->rgb, Make(Config(strategy, 56))->Apply(in)->rgb);

@@ -26,7 +26,7 @@ Rgb8Image ImageOf(const SafetensorsFile& file, const std::string& name) {
 
 Rgb8Image Noise(uint32_t width, uint32_t height, uint32_t seed) {
   std::mt19937 random(seed);
-  Rgb8Image image{width, height, std::vector<uint8_t>(size_t{width} * height * 3)};
+  Rgb8Image image{width, height, Pixels(size_t{width} * height * 3, 0)};
   // Mostly extremes, which is where clipping and overflow would show.
   for (uint8_t& v : image.rgb) {
     const uint32_t r = random();
@@ -67,7 +67,7 @@ TEST(ResizeTest, TheSameSizeIsACopy) {
 
 TEST(ResizeTest, ShrinkingAntialiases) {
   // One-pixel checkerboard: without a widened filter it would come out as 0 and 255.
-  Rgb8Image in{672, 672, std::vector<uint8_t>(size_t{672} * 672 * 3)};
+  Rgb8Image in{672, 672, Pixels(size_t{672} * 672 * 3, 0)};
   for (size_t i = 0; i < in.rgb.size(); ++i) {
     const size_t pixel = i / 3;
     in.rgb[i] = (pixel / 672 + pixel % 672) % 2 == 0 ? 255 : 0;
@@ -139,10 +139,10 @@ TEST(ResizeTest, EveryKernelAndWindowAgreesWithTheScalarWhole) {
 TEST(ResizeTest, LongTapsStayExact) {
   // More than 2048 taps: the split sums wrap on their way, the total must not.
   for (const auto& [w, h] : {std::pair{9001U, 1U}, std::pair{1U, 9001U}}) {
-    Rgb8Image in{w, h, std::vector<uint8_t>(size_t{w} * h * 3, 255)};
+    Rgb8Image in{w, h, Pixels(size_t{w} * h * 3, 255)};
     ResizeSpec spec;
     spec.width = spec.height = spec.window_width = spec.window_height = 1;
-    EXPECT_EQ(ResizeWindow(in, spec)->rgb, (std::vector<uint8_t>{255, 255, 255}));
+    EXPECT_EQ(ResizeWindow(in, spec)->rgb, (Pixels{255, 255, 255}));
     in = Noise(w, h, 3);
     EXPECT_EQ(ResizeWindow(in, spec)->rgb, ResizeWindowScalar(in, spec)->rgb);
   }
@@ -191,7 +191,7 @@ TEST(ResizeTest, RefusesWhatCannotBe) {
     EXPECT_EQ(code(in, spec), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(code(Rgb8Image{}, good), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(Rgb8Image{4, 4, std::vector<uint8_t>(47)}, good),
+  EXPECT_EQ(code(Rgb8Image{4, 4, Pixels(47, 0)}, good),
             absl::StatusCode::kInvalidArgument);
 }
 

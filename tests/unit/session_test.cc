@@ -45,7 +45,7 @@ class SessionTest : public ::testing::Test {
 
   Frame MakeFrame(uint8_t shade, int64_t capture_ns, TimePoint captured = kStart) {
     Frame frame;
-    frame.content = store_.Intern(4, 4, std::vector<uint8_t>(48, shade));
+    frame.content = store_.Intern(4, 4, Pixels(48, shade));
     frame.capture_time_ns = capture_ns;
     frame.captured = captured;
     return frame;
