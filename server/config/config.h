@@ -27,6 +27,7 @@ struct ServerConfig {
   double keepalive_s = 20;          // the server pings a peer that has been silent this long
   double keepalive_timeout_s = 10;  // and closes the connection when no answer came in this time
   double min_ping_interval_s = 5;   // clients' own pings at least this far apart are accepted
+  uint32_t decode_threads = 0;      // decode and resize camera frames, 0: one per core
   LogOptions log;
 };
 
@@ -38,6 +39,7 @@ struct LimitsConfig {
   uint32_t max_state_values = 256;   // one state vector, and one executed action
   double acts_per_s = 200;           // act requests of one session, sustained
   double frames_per_s = 480;         // frames of one session over all its cameras, sustained
+  double messages_per_s = 1'000;     // text, state, executed, reset and cancel of one session
   uint32_t acts_in_flight = 16;      // unanswered act requests of one session
   double session_idle_s = 300;       // a session without any message for this long is closed
   uint32_t max_samples = 16;         // samples of one act request

@@ -100,6 +100,8 @@ void Describe(V& v, ServerConfig& c) {
   v.Real(Key{"min_ping_interval_s",
              "Pings of clients at least this far apart are accepted, also without calls."},
          c.min_ping_interval_s, 0.1, 600);
+  v.Integer(Key{"decode_threads", "Threads that decode and resize camera frames; 0: one per core."},
+            c.decode_threads, 0, 256);
   v.Section(Key{"log", "Logging to standard error."}, c.log);
 }
 
@@ -120,6 +122,10 @@ void Describe(V& v, LimitsConfig& c) {
   v.Real(Key{"acts_per_s", "Act requests of one session, sustained."}, c.acts_per_s, 0.01, 100'000);
   v.Real(Key{"frames_per_s", "Frames of one session over all its cameras, sustained."},
          c.frames_per_s, 0.01, 100'000);
+  v.Real(
+      Key{"messages_per_s",
+          "Text, state, executed, reset and cancel messages of one session together, sustained."},
+      c.messages_per_s, 0.01, 100'000);
   v.Integer(Key{"acts_in_flight", "Unanswered act requests of one session."}, c.acts_in_flight, 1,
             4'096);
   v.Real(Key{"session_idle_s", "A session that sends nothing for this long is closed."},

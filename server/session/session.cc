@@ -57,6 +57,7 @@ Session::Session(SessionId id, SessionParams params, const SessionLimits& limits
       limits_(limits),
       frame_bucket_(limits.frames_per_s, now),
       act_bucket_(limits.acts_per_s, now),
+      message_bucket_(limits.messages_per_s, now),
       mailboxes_(params_.model->model->spec().cameras.size()) {}
 
 absl::Status Session::TakeFrameToken(TimePoint now) {
@@ -67,6 +68,13 @@ absl::Status Session::TakeFrameToken(TimePoint now) {
 absl::Status Session::TakeActToken(TimePoint now) {
   const std::optional<Micros> wait = act_bucket_.Take(now);
   return wait ? RateLimited("act requests", limits_.acts_per_s, *wait) : absl::OkStatus();
+}
+
+absl::Status Session::TakeMessageToken(TimePoint now) {
+  const std::optional<Micros> wait = message_bucket_.Take(now);
+  return wait ? RateLimited("text, state, executed, reset and cancel messages",
+                            limits_.messages_per_s, *wait)
+              : absl::OkStatus();
 }
 
 absl::StatusOr<uint32_t> Session::FindCamera(std::string_view name, std::string_view field) const {

@@ -29,6 +29,7 @@ struct SessionLimits {
   uint32_t executed_history = 256;  // actions kept
   double acts_per_s = 200;
   double frames_per_s = 480;
+  double messages_per_s = 1000;  // text, state, executed, reset and cancel together
 };
 
 // A frame ready for the model.
@@ -70,6 +71,8 @@ class Session {
   // RESOURCE_EXHAUSTED (kRateLimited, retry_after) beyond the session's rate.
   absl::Status TakeFrameToken(TimePoint now);
   absl::Status TakeActToken(TimePoint now);
+  // For text, state, executed, reset and cancel messages.
+  absl::Status TakeMessageToken(TimePoint now);
 
   // Index of the camera; empty is the only one. INVALID_ARGUMENT lists the names.
   absl::StatusOr<uint32_t> FindCamera(std::string_view name, std::string_view field) const;
@@ -112,6 +115,7 @@ class Session {
   const SessionLimits limits_;
   TokenBucket frame_bucket_;
   TokenBucket act_bucket_;
+  TokenBucket message_bucket_;
   std::vector<Mailbox> mailboxes_;  // by camera
   std::optional<Prompt> prompt_;
   std::vector<float> state_;

@@ -278,6 +278,7 @@ TEST_F(SessionTest, LimitsRates) {
   SessionLimits limits;
   limits.acts_per_s = 10;
   limits.frames_per_s = 2;
+  limits.messages_per_s = 4;
   Make({}, limits);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(session_->TakeActToken(kStart).ok());
   const absl::Status status = session_->TakeActToken(kStart);
@@ -288,6 +289,14 @@ TEST_F(SessionTest, LimitsRates) {
   EXPECT_TRUE(session_->TakeFrameToken(kStart).ok());  // a limit of its own
   EXPECT_TRUE(session_->TakeFrameToken(kStart).ok());
   EXPECT_FALSE(session_->TakeFrameToken(kStart).ok());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(session_->TakeMessageToken(kStart).ok());
+  const absl::Status messages = session_->TakeMessageToken(kStart);
+  EXPECT_EQ(messages.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(messages).reason, Reason::kRateLimited);
+  EXPECT_THAT(std::string(messages.message()), HasSubstr("more than 4 text, state, executed"));
+  ASSERT_TRUE(GetErrorInfo(messages).retry_after.has_value());
+  EXPECT_NEAR(GetErrorInfo(messages).retry_after->count(), 250'000, 1);
+  EXPECT_TRUE(session_->TakeMessageToken(kStart + *GetErrorInfo(messages).retry_after).ok());
 }
 
 TEST(TokenBucketTest, SustainsItsRate) {
