@@ -96,6 +96,30 @@ def test_a_bad_frame_or_request_does_not_end_the_stream(server: RunningServer) -
         assert len(session.message_errors) == 3
 
 
+def test_what_is_missing_or_wrong_is_named(server: RunningServer) -> None:
+    frames, _, instructions = recorded()
+    with Client(server.address) as client, client.session() as session:
+        session.send_frame(frames[0])
+        with pytest.raises(RequestFailed) as missing:
+            session.act()
+        assert (missing.value.code, missing.value.reason, missing.value.field) == (
+            "FAILED_PRECONDITION",
+            "MISSING_INPUT",
+            "text",
+        )
+        session.set_instruction(instructions[0])
+        first = session.act().samples[0].token_ids
+        session.set_instruction("x" * 4000)  # within the limit of bytes, too long for the model
+        # The earlier instruction stays in force.
+        assert np.array_equal(session.act().samples[0].token_ids, first)
+        (refused,) = session.message_errors
+        assert (refused.code, refused.reason, refused.field) == (
+            "INVALID_ARGUMENT",
+            "NEVER_FITS",
+            "text.instruction",
+        )
+
+
 def test_many_clients_at_once_get_the_answer_each_would_get_alone(server: RunningServer) -> None:
     frames, _, instructions = recorded()
     alone = []

@@ -114,6 +114,7 @@ TEST(Prompt, BadText) {
 TEST(Prompt, TooLong) {
   const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt(std::string(20000, 'x'));
   EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorInfo(prompt.status()).reason, Reason::kNeverFits);
   EXPECT_EQ(GetErrorInfo(prompt.status()).field, "instruction");
 }
 
@@ -136,6 +137,8 @@ TEST(Prompt, FromTokens) {
     const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(bad);
     EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(GetErrorInfo(prompt.status()).field, "token_ids");
+    EXPECT_EQ(GetErrorInfo(prompt.status()).reason,
+              bad.size() == 3000 ? Reason::kNeverFits : Reason::kInvalidInput);
   }
 }
 
