@@ -124,8 +124,9 @@ TEST(TokenizerTest, DamagedFilesBesideTheModelAreNamed) {
   std::string dir = ::testing::TempDir() + "/tokenizerXXXXXX";
   ASSERT_NE(mkdtemp(dir.data()), nullptr);
   fs::copy(kOpenVla + "/tokenizer.model", dir);
+  const auto path = [&](const std::string& name) { return fs::path(dir) / name; };
   const auto write = [&](const std::string& name, std::string_view text) {
-    std::ofstream(dir + "/" + name) << text;
+    std::ofstream(path(name)) << text;
   };
   const std::vector<std::pair<std::string, std::vector<std::string>>> files = {
       {"tokenizer_config.json", {"", "{", "[]", "7", R"({"add_bos_token": "yes"})"}},
@@ -138,7 +139,7 @@ TEST(TokenizerTest, DamagedFilesBesideTheModelAreNamed) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name << ": " << text;
       EXPECT_THAT(std::string(status.message()), HasSubstr(name)) << text;
     }
-    fs::remove(dir + "/" + name);
+    fs::remove(path(name));
   }
   EXPECT_TRUE(Tokenizer::Load(dir).ok());
   write("special_tokens_map.json", "{");
