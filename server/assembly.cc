@@ -62,6 +62,21 @@ std::vector<LatencyClass> ToClasses(const Config& config) {
   return classes;
 }
 
+EngineOptions ToEngineOptions(const Config& config) {
+  const SchedulerConfig& scheduler = config.scheduler;
+  EngineOptions options;
+  options.classes = ToClasses(config);
+  options.step_ceiling = FromMillis(scheduler.step_ceiling_ms);
+  options.pipeline_depth = scheduler.pipeline_depth;
+  options.max_wait = FromMillis(scheduler.max_wait_ms);
+  options.ageing_share = scheduler.ageing_share;
+  options.probe_after = FromMillis(scheduler.probe_after_ms);
+  options.max_rows = scheduler.max_batch_rows;
+  options.max_logit_rows = scheduler.max_batch_sequences;
+  options.max_frames = scheduler.max_batch_frames;
+  return options;
+}
+
 MetricsOptions ToMetricsOptions(const Config& config, std::string version) {
   MetricsOptions options;
   options.version = std::move(version);
@@ -141,14 +156,8 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
     models.push_back(std::move(served));
   }
 
-  EngineOptions options;
-  options.classes = ToClasses(config);
-  options.step_ceiling = FromMillis(config.scheduler.step_ceiling_ms);
-  options.pipeline_depth = config.scheduler.pipeline_depth;
-  options.max_rows = config.scheduler.max_batch_rows;
-  options.max_logit_rows = config.scheduler.max_batch_sequences;
-  options.max_frames = config.scheduler.max_batch_frames;
-  return Engine::Start(options, std::move(backends), std::move(models), clock, metrics);
+  return Engine::Start(ToEngineOptions(config), std::move(backends), std::move(models), clock,
+                       metrics);
 }
 
 }  // namespace saccade

@@ -16,6 +16,7 @@ namespace saccade {
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const BackendConfig& config);
 
 std::vector<LatencyClass> ToClasses(const Config& config);
+EngineOptions ToEngineOptions(const Config& config);
 MetricsOptions ToMetricsOptions(const Config& config, std::string version);
 
 // K/V blocks and partition quotas of one model on one backend. INVALID_ARGUMENT when the memory

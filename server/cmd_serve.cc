@@ -1,6 +1,5 @@
 #include "cmd_serve.h"
 
-#include <pthread.h>
 #include <spdlog/spdlog.h>
 
 #include <atomic>
@@ -13,32 +12,12 @@
 #include "assembly.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "rpc/grpc_log.h"
 #include "rpc/health_probe.h"
 #include "rpc/server.h"
 
 namespace saccade {
 namespace {
-
-// SIGTERM and SIGINT as an ordinary blocking call. Made before any thread, so that every thread has
-// them blocked.
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    signal(SIGPIPE, SIG_IGN);
-  }
-  int Wait() const {
-    int received = 0;
-    sigwait(&set_, &received);
-    return received;
-  }
-
- private:
-  sigset_t set_{};
-};
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "saccade-server: %s\n", std::string(FromAbsl(status.message())).c_str());
@@ -73,18 +52,19 @@ int RunHealth(const std::string& address) {
   return status.ok() ? 0 : Fail(status);
 }
 
-int RunServe(const std::string& config_path, std::string_view version) {
-  const StopSignals signals;
+int RunServe(const std::string& config_path, std::string_view version, const StopSignals& signals) {
+  std::signal(SIGPIPE, SIG_IGN);
   const absl::StatusOr<Config> config = LoadOrSay(config_path);
   if (!config.ok()) return 2;
   if (const absl::Status status = InitLogging(config->server.log); !status.ok())
     return Fail(status);
+  RouteGrpcLog();
 
   // Until there is an engine nothing needs draining: a stop signal ends the process at once.
   // Afterwards it wakes the main thread. One thread takes the signal in both cases.
   std::atomic<bool> loaded{false};
   std::atomic<int> stop{0};
-  std::thread watcher([&] {
+  std::thread watcher([&loaded, &stop, &signals] {
     const int received = signals.Wait();
     if (!loaded.load(std::memory_order_acquire)) {
       LogInfo("stopped while loading");

@@ -3,11 +3,14 @@
 #include <string>
 #include <string_view>
 
+#include "stop_signals.h"
+
 namespace saccade {
 
-// Serves until SIGTERM or SIGINT, then drains. 0 after a clean drain, 1 when it cannot start, 2 on
-// a bad configuration.
-int RunServe(const std::string& config_path, std::string_view version);
+// Serves until SIGTERM or SIGINT, then drains. 0 after a clean drain, or when the signal came while
+// it was starting; 1 when it cannot start, 2 on a bad configuration. `signals` must live as long as
+// the process.
+int RunServe(const std::string& config_path, std::string_view version, const StopSignals& signals);
 
 // Checks a configuration and prints the effective one. 0 good, 2 bad.
 int RunCheckConfig(const std::string& config_path);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "model/checkpoint.h"
 #include "model/json_util.h"
 #include "model/safetensors.h"
+#include "model/tokenizer.h"
 #include "verify_run.h"
 
 namespace saccade {
@@ -59,9 +61,8 @@ class Golden {
   bool Has(std::string_view name) const { return file_.Has(name); }
   absl::StatusOr<Recorded> Get(std::string_view name) const;
   absl::StatusOr<Rgb8Image> Image() const;
-  absl::StatusOr<std::string> Instruction() const {
-    return JsonView(info_, "golden.json").String("instruction");
-  }
+  absl::StatusOr<std::string> Instruction() const { return info().String("instruction"); }
+  JsonView info() const { return JsonView(info_, "golden.json"); }
 
  private:
   Golden(Json info, SafetensorsFile file) : info_(std::move(info)), file_(std::move(file)) {}
@@ -198,10 +199,17 @@ class Pass {
   // Distances that the BF16 tolerances rest on, and where the ids part from the recorded ones.
   absl::Status Prepare();
   void Run(const std::string& name, Report& report) const;
+  // The ids and the prompt that golden.json repeats, where it does. `tokenizer` is the
+  // checkpoint's.
+  void RunInfo(const Tokenizer& tokenizer, Report& report) const;
 
  private:
+  void Compare(const std::string& name, const absl::StatusOr<Recorded>& reference,
+               const absl::StatusOr<Computed>& computed, Report& report) const;
   absl::StatusOr<Computed> Compute(const std::string& name, const Recorded& reference) const;
-  absl::StatusOr<Computed> Ids(const std::string& name) const;
+  // Ids of the prompt; as the tokenizer gives them, before the empty token that every prompt ends
+  // with, when one less is recorded.
+  absl::StatusOr<Computed> PromptIds(size_t recorded) const;
   absl::StatusOr<Computed> Pixels(const Recorded& reference) const;
   absl::StatusOr<Computed> Cache(const std::string& name, const Recorded& reference) const;
   absl::StatusOr<Computed> Logits(const std::string& name, const Recorded& reference) const;
@@ -304,14 +312,10 @@ double Pass::StageTolerance(const Recorded& reference) const {
   return std::max(kStageFloor, kStageRelative * size);
 }
 
-absl::StatusOr<Computed> Pass::Ids(const std::string& name) const {
+absl::StatusOr<Computed> Pass::PromptIds(size_t recorded) const {
   Computed out;
   out.values.assign(output_.prompt_ids.begin(), output_.prompt_ids.end());
-  // What the tokenizer gives, before the empty token that every prompt ends with.
-  if (name == "input_ids_raw" && !out.values.empty()) {
-    ASSIGN_OR_RETURN(const Recorded raw, golden_.Get(name));
-    if (raw.values.size() + 1 == out.values.size()) out.values.pop_back();
-  }
+  if (recorded + 1 == out.values.size()) out.values.pop_back();
   return out;
 }
 
@@ -479,7 +483,8 @@ absl::StatusOr<Computed> Pass::Stage(const std::string& name, const Recorded& re
 
 absl::StatusOr<Computed> Pass::Compute(const std::string& name, const Recorded& reference) const {
   constexpr std::string_view kActionsPrefix = "actions.";
-  if (name == "input_ids" || name == "input_ids_raw") return Ids(name);
+  if (name == "input_ids") return PromptIds(output_.prompt_ids.size());
+  if (name == "input_ids_raw") return PromptIds(reference.values.size());
   if (name == "pixel_values") return Pixels(reference);
   if (StartsWith(name, "prefill.k.") || StartsWith(name, "prefill.v.")) {
     return Cache(name, reference);
@@ -523,6 +528,49 @@ void Pass::Run(const std::string& name, Report& report) const {
     return;
   }
   const absl::StatusOr<Recorded> reference = golden_.Get(name);
+  Compare(name, reference, reference.ok() ? Compute(name, *reference) : reference.status(), report);
+}
+
+void Pass::RunInfo(const Tokenizer& tokenizer, Report& report) const {
+  const JsonView info = golden_.info();
+  const auto recorded = [](const std::vector<int64_t>& ids) {
+    Recorded out;
+    out.values.assign(ids.begin(), ids.end());
+    out.dims = {static_cast<int64_t>(ids.size())};
+    return out;
+  };
+  if (info.Has("generated_ids")) {
+    const auto read = [&]() -> absl::StatusOr<Recorded> {
+      ASSIGN_OR_RETURN(const JsonView list, info.Get("generated_ids"));
+      ASSIGN_OR_RETURN(const std::vector<int64_t> ids, list.AsInts(0, 1 << 24));
+      if (ids.empty()) return list.Error("is empty");
+      if (golden_.Has("generated_ids")) {
+        ASSIGN_OR_RETURN(const Recorded tensor, golden_.Get("generated_ids"));
+        if (tensor.values.size() != ids.size()) {
+          return list.Error(
+              StrCat("has ", ids.size(), " ids, the tensor has ", tensor.values.size()));
+        }
+      }
+      return recorded(ids);
+    };
+    const absl::StatusOr<Recorded> ids = read();
+    Compare("json.generated_ids", ids, ids.ok() ? PerToken("generated_ids", *ids) : ids.status(),
+            report);
+  }
+  if (info.Has("prompt")) {
+    const auto read = [&]() -> absl::StatusOr<Recorded> {
+      ASSIGN_OR_RETURN(const std::string prompt, info.String("prompt"));
+      ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                       tokenizer.Encode(prompt, {.allow_special = false}));
+      return recorded({ids.begin(), ids.end()});
+    };
+    const absl::StatusOr<Recorded> ids = read();
+    Compare("json.prompt", ids, ids.ok() ? PromptIds(ids->values.size()) : ids.status(), report);
+  }
+}
+
+void Pass::Compare(const std::string& name, const absl::StatusOr<Recorded>& reference,
+                   const absl::StatusOr<Computed>& computed, Report& report) const {
   if (!reference.ok()) {
     report.NotCompared(name, FromAbsl(reference.status().message()));
     return;
@@ -532,7 +580,6 @@ void Pass::Run(const std::string& name, Report& report) const {
     report.NotCompared(name, "the record holds NaN or Inf");
     return;
   }
-  const absl::StatusOr<Computed> computed = Compute(name, *reference);
   if (!computed.ok()) {
     report.NotCompared(name, FromAbsl(computed.status().message()));
     return;
@@ -566,6 +613,9 @@ absl::StatusOr<bool> VerifyOne(const VerifyOptions& options, const Checkpoint& c
               "tolerance", "verdict");
   Report report;
   for (const std::string& name : golden.names()) pass.Run(name, report);
+  ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
+                   Tokenizer::Load(checkpoint.dir()));
+  pass.RunInfo(*tokenizer, report);
   return report.ok();
 }
 
@@ -597,7 +647,7 @@ int RunVerify(const VerifyOptions& options) {
     std::fprintf(stderr, "verify: %s\n", std::string(good.status().message()).c_str());
     return 1;
   }
-  std::printf("%s\n", *good ? "every recorded tensor is within its tolerance"
+  std::printf("%s\n", *good ? "everything recorded is within its tolerance"
                             : "FAILED: see the lines marked MISS or NOT COMPARED");
   std::fflush(stdout);
   return *good ? 0 : 1;

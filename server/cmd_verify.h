@@ -15,8 +15,9 @@ struct VerifyOptions {
 };
 
 // Runs the recorded image and instruction through the serving path and prints one line per recorded
-// tensor: max |difference|, tolerance, verdict. 0: every tensor was compared and is within its
-// tolerance; 1: a miss, a tensor that was not compared, or a file that cannot be used.
+// tensor: max |difference|, tolerance, verdict. The same for what golden.json repeats, where it
+// does: generated_ids, and prompt, whose token ids are compared. 0: all of it was compared and is
+// within its tolerance; 1: a miss, something that was not compared, or a file that cannot be used.
 //
 // F32 pass: stages within max(2e-5, 4e-6 * max|reference|), pixels 1.5e-5, ids exact, actions 1e-6.
 // BF16 pass: with d = the largest distance of the recorded bf16 logits from the recorded f32 ones,

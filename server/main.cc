@@ -3,12 +3,14 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <string>
 
 #include "cmd_bench.h"
 #include "cmd_inspect.h"
 #include "cmd_serve.h"
 #include "cmd_verify.h"
+#include "stop_signals.h"
 
 namespace {
 
@@ -48,33 +50,34 @@ struct BackendFlags {
   }
 };
 
-int Main(int argc, char** argv) {
+int Main(int argc, char** argv, const saccade::StopSignals& signals) {
   CLI::App app{"Saccade: an inference server for vision-language-action models"};
   app.set_version_flag("--version", std::string("saccade-server ") + SACCADE_VERSION);
   app.require_subcommand(1);
-  int exit_code = 0;
+  std::function<int()> command;
 
   std::string config_path = "config/server.yaml";
   CLI::App* serve = app.add_subcommand("serve", "serve the configured models until SIGTERM");
   serve->add_option("--config", config_path, "configuration file")->capture_default_str();
-  serve->callback([&] { exit_code = saccade::RunServe(config_path, SACCADE_VERSION); });
+  serve->callback(
+      [&] { command = [&] { return saccade::RunServe(config_path, SACCADE_VERSION, signals); }; });
 
   CLI::App* check =
       app.add_subcommand("check-config", "check a configuration and print it in full");
   check->add_option("--config,config", config_path, "configuration file")->capture_default_str();
-  check->callback([&] { exit_code = saccade::RunCheckConfig(config_path); });
+  check->callback([&] { command = [&] { return saccade::RunCheckConfig(config_path); }; });
 
   std::string health_address = "127.0.0.1:50051";
   CLI::App* health = app.add_subcommand("health", "exit 0 when the server at an address is ready");
   health->add_option("--address", health_address, "host:port")->capture_default_str();
-  health->callback([&] { exit_code = saccade::RunHealth(health_address); });
+  health->callback([&] { command = [&] { return saccade::RunHealth(health_address); }; });
 
   saccade::InspectOptions inspect_options;
   CLI::App* inspect =
       app.add_subcommand("inspect", "what a checkpoint folder holds, needs and lacks");
   inspect->add_option("dir", inspect_options.model_dir, "checkpoint folder")->required();
   inspect->add_flag("--json", inspect_options.json, "print JSON");
-  inspect->callback([&] { exit_code = saccade::RunInspect(inspect_options); });
+  inspect->callback([&] { command = [&] { return saccade::RunInspect(inspect_options); }; });
 
   saccade::VerifyOptions verify_options;
   BackendFlags verify_backend;
@@ -92,7 +95,7 @@ int Main(int argc, char** argv) {
     verify_options.backend = verify_backend.Config();
     verify_options.f32 = verify_dtype != "bf16";
     verify_options.bf16 = verify_dtype != "f32";
-    exit_code = saccade::RunVerify(verify_options);
+    command = [&] { return saccade::RunVerify(verify_options); };
   });
 
   saccade::BenchOptions bench_options;
@@ -110,7 +113,7 @@ int Main(int argc, char** argv) {
   bench->callback([&] {
     bench_options.backend = bench_backend.Config();
     bench_options.dtype = bench_dtype == "bf16" ? ComputeType::kBf16 : ComputeType::kF32;
-    exit_code = saccade::RunBench(bench_options);
+    command = [&] { return saccade::RunBench(bench_options); };
   });
 
   try {
@@ -119,14 +122,17 @@ int Main(int argc, char** argv) {
     const int code = app.exit(error);
     return code == 0 ? 0 : 2;
   }
-  return exit_code;
+  // Only serve stops in an orderly way.
+  if (!serve->parsed()) signals.Release();
+  return command();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const saccade::StopSignals signals;
   try {
-    return Main(argc, argv);
+    return Main(argc, argv, signals);
   } catch (const std::exception& error) {  // out of memory, mostly: nothing of ours throws
     std::fprintf(stderr, "saccade-server: %s\n", error.what());
     return 1;

@@ -27,7 +27,8 @@ constexpr std::array<std::string_view, kReasonCount> kReasonNames = {"unspecifie
                                                                      "invalid_action_token",
                                                                      "non_finite",
                                                                      "worker_failed",
-                                                                     "internal"};
+                                                                     "internal",
+                                                                     "missing_input"};
 
 std::string EncodeMicros(const std::optional<std::chrono::microseconds>& value) {
   return value ? StrCat(value->count()) : std::string();

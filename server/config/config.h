@@ -118,6 +118,9 @@ struct SchedulerConfig {
   uint32_t max_batch_sequences = 32;  // sequences of one step
   uint32_t max_batch_frames = 8;      // camera frames encoded in one step
   uint32_t pipeline_depth = 2;        // steps handed to a worker: the running and the next one
+  double max_wait_ms = 200;           // a lower tier that got nothing for this long goes first
+  double ageing_share = 0.1;          // of a worker's time, at most, for work that goes first so
+  double probe_after_ms = 1'000;      // idle this long, one request runs in spite of a prediction
 };
 
 struct Config {

@@ -255,6 +255,17 @@ void Describe(V& v, SchedulerConfig& c) {
   v.Integer(Key{"pipeline_depth",
                 "Steps given to a worker: 1, or 2 to plan the next, revocable one meanwhile."},
             c.pipeline_depth, 1, 2);
+  v.Real(Key{"max_wait_ms",
+             "A request below tier 0 that got nothing for this long goes first in a step."},
+         c.max_wait_ms, 1, 600'000);
+  v.Real(
+      Key{"ageing_share",
+          "Fraction of a device's time, at most, for requests that go first after `max_wait_ms`."},
+      c.ageing_share, 0.001, 1);
+  v.Real(Key{"probe_after_ms",
+             "A model idle for this long admits one request that is predicted to be late: an old "
+             "prediction must not refuse for ever."},
+         c.probe_after_ms, 1, 600'000);
 }
 
 template <class V>

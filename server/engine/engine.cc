@@ -214,6 +214,9 @@ absl::Status Engine::Impl::Start() {
   scheduler.classes = options_.classes;
   scheduler.step_ceiling = options_.step_ceiling;
   scheduler.pipeline_depth = options_.pipeline_depth;
+  scheduler.max_wait = options_.max_wait;
+  scheduler.ageing_share = options_.ageing_share;
+  scheduler.probe_after = options_.probe_after;
   ASSIGN_OR_RETURN(scheduler_, Scheduler::Create(scheduler, lanes));
 
   worker_up_ = std::vector<std::atomic<bool>>(backends_.size());

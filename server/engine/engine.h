@@ -38,6 +38,9 @@ struct EngineOptions {
   std::vector<LatencyClass> classes;
   Micros step_ceiling{0};
   uint32_t pipeline_depth = 2;
+  Micros max_wait{200'000};  // this and the next two: as in SchedulerOptions
+  double ageing_share = 0.1;
+  Micros probe_after{1'000'000};
   uint32_t max_rows = 512;  // trunk rows of one step
   uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;

@@ -111,7 +111,8 @@ class Model {
   virtual const ModelSpec& spec() const = 0;
 
   // --- host side, any thread ---
-  // The prompt for an instruction (UTF-8). INVALID_ARGUMENT names the field.
+  // The prompt for an instruction (UTF-8). INVALID_ARGUMENT names the field, "instruction" or
+  // "token_ids"; kNeverFits when it is too long for the model.
   virtual absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
   virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;

@@ -152,6 +152,14 @@ int64_t RoundHalf(int64_t twice) {
 
 }  // namespace
 
+std::string KnownResizeStrategies() {
+  std::string names;
+  for (const std::string_view name : kResizeStrategies) {
+    StrAppend(&names, names.empty() ? "" : ", ", name);
+  }
+  return names;
+}
+
 absl::StatusOr<Preprocessor> Preprocessor::Load(const Checkpoint& checkpoint) {
   ASSIGN_OR_RETURN(const std::optional<Json> config, checkpoint.OptionalJson(kFileName));
   if (!config) {
@@ -168,9 +176,10 @@ absl::StatusOr<Preprocessor> Preprocessor::FromJson(const Json& config, std::str
         StrCat(origin, ": image_processor_type: \"", type, "\" is not supported"));
   }
   ASSIGN_OR_RETURN(const std::string strategy, root.String("image_resize_strategy"));
-  if (strategy != "resize-naive" && strategy != "resize-crop" && strategy != "letterbox") {
-    return absl::UnimplementedError(
-        StrCat(origin, ": image_resize_strategy: \"", strategy, "\" is not supported"));
+  const auto* known = std::find(kResizeStrategies.begin(), kResizeStrategies.end(), strategy);
+  if (known == kResizeStrategies.end()) {
+    return absl::UnimplementedError(StrCat(origin, ": image_resize_strategy: unknown \"", strategy,
+                                           "\"; known: ", KnownResizeStrategies()));
   }
   ASSIGN_OR_RETURN(const JsonView sizes, root.Get("input_sizes"));
   ASSIGN_OR_RETURN(const size_t towers, sizes.ArraySize());
@@ -187,6 +196,7 @@ absl::StatusOr<Preprocessor> Preprocessor::FromJson(const Json& config, std::str
           StrCat(origin, ": towers 0 and ", i, " resize frames differently"));
     }
   }
+  result.strategy_ = *known;
   result.width_ = geometry.width;
   result.height_ = geometry.height;
   result.resize_width_ = geometry.resize_width;

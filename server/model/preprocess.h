@@ -9,6 +9,8 @@
 // The recorded tvf_* parameters win over the values they were derived from, as in the reference.
 #include <array>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -19,6 +21,11 @@
 namespace saccade {
 
 class Checkpoint;
+
+inline constexpr std::array<std::string_view, 3> kResizeStrategies = {"resize-naive", "resize-crop",
+                                                                      "letterbox"};
+// Their names for an error, "a, b, c".
+std::string KnownResizeStrategies();
 
 // Per-channel normalisation of one vision tower: (x / 255 - mean) / std.
 struct TowerNormalization {
@@ -35,6 +42,7 @@ class Preprocessor {
 
   uint32_t width() const { return width_; }  // of the result, pixels
   uint32_t height() const { return height_; }
+  std::string_view strategy() const { return strategy_; }  // one of kResizeStrategies
   // In channel order of the model's input: for a fused backbone DINOv2, then SigLIP.
   const std::vector<TowerNormalization>& towers() const { return towers_; }
 
@@ -44,6 +52,7 @@ class Preprocessor {
  private:
   Preprocessor() = default;
 
+  std::string_view strategy_;  // a literal of ours
   uint32_t width_ = 0;
   uint32_t height_ = 0;
   uint32_t resize_width_ = 0;  // resize to exactly this

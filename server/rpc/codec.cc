@@ -25,6 +25,8 @@ static_assert(static_cast<int>(v1::ERROR_REASON_DRAINING) == static_cast<int>(Re
 static_assert(static_cast<int>(v1::ERROR_REASON_WORKER_FAILED) ==
               static_cast<int>(Reason::kWorkerFailed));
 static_assert(static_cast<int>(v1::ERROR_REASON_INTERNAL) == static_cast<int>(Reason::kInternal));
+static_assert(static_cast<int>(v1::ERROR_REASON_MISSING_INPUT) ==
+              static_cast<int>(Reason::kMissingInput));
 static_assert(v1::ErrorReason_ARRAYSIZE == kReasonCount);
 
 uint64_t Positive(std::chrono::steady_clock::duration d) {
@@ -104,6 +106,7 @@ v1::Limits LimitsOf(const Config& config) {
   limits.set_max_samples(config.limits.max_samples);
   limits.set_session_idle_s(config.limits.session_idle_s);
   limits.set_outbox_messages(config.limits.outbox_messages);
+  limits.set_messages_per_s(config.limits.messages_per_s);
   return limits;
 }
 

@@ -816,6 +816,7 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerOptions op
   if (options.pipeline_depth == 0) return InvalidField("pipeline_depth", "must be > 0");
   if (options.min_prefill_chunk == 0) return InvalidField("min_prefill_chunk", "must be > 0");
   if (options.max_wait.count() < 0) return InvalidField("max_wait", "must not be negative");
+  if (options.probe_after.count() < 0) return InvalidField("probe_after", "must not be negative");
   if (!(options.ageing_share > 0 && options.ageing_share <= 1)) {
     return InvalidField("ageing_share", "must be above 0 and at most 1");
   }

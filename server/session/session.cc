@@ -24,6 +24,17 @@ absl::Status Missing(Reason reason, std::string_view field, std::string_view mes
   return MakeError(absl::StatusCode::kFailedPrecondition, message, info);
 }
 
+// The model's error under the name by which the client knows the field.
+absl::Status UnderField(const absl::Status& status, std::string_view field) {
+  ErrorInfo info = GetErrorInfo(status);
+  std::string_view message = FromAbsl(status.message());
+  if (const std::string own = StrCat(info.field, ": "); message.starts_with(own)) {
+    message.remove_prefix(own.size());
+  }
+  info.field = std::string(field);
+  return MakeError(status.code(), StrCat(field, ": ", message), info);
+}
+
 // Well-formed UTF-8 without overlong forms, surrogates or values past U+10FFFF.
 bool IsUtf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
@@ -103,9 +114,10 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
 
-absl::Status Session::SetPrompt(absl::StatusOr<Prompt> prompt) {
-  if (!prompt.ok()) return std::move(prompt).status();
+absl::Status Session::SetPrompt(absl::StatusOr<Prompt> prompt, std::string_view field) {
+  if (!prompt.ok()) return UnderField(prompt.status(), field);
   prompt_ = *std::move(prompt);
+  prompt_field_ = std::string(field);
   timeline_ = nullptr;
   observation_ = nullptr;
   return absl::OkStatus();
@@ -118,7 +130,7 @@ absl::Status Session::SetInstruction(std::string_view instruction, std::string_v
                                       limits_.max_instruction_bytes));
   }
   if (!IsUtf8(instruction)) return InvalidField(field, "is not UTF-8");
-  return SetPrompt(model().model->BuildPrompt(instruction));
+  return SetPrompt(model().model->BuildPrompt(instruction), field);
 }
 
 absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
@@ -128,7 +140,7 @@ absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
     return InvalidField(
         kField, StrCat("has ", ids.size(), " ids, the limit is ", limits_.max_instruction_tokens));
   }
-  return SetPrompt(model().model->BuildPromptFromTokens(ids));
+  return SetPrompt(model().model->BuildPromptFromTokens(ids), kField);
 }
 
 absl::Status Session::SetState(std::span<const float> values) {
@@ -200,10 +212,10 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
   if (tokens + answer > spec.max_positions) {
     ErrorInfo info;
     info.reason = Reason::kNeverFits;
-    info.field = "text";
+    info.field = prompt_field_;
     return MakeError(absl::StatusCode::kInvalidArgument,
-                     StrCat("text: a prompt of ", tokens, " tokens and an answer of ", answer,
-                            " do not fit the model's ", spec.max_positions),
+                     StrCat(prompt_field_, ": a prompt of ", tokens, " tokens and an answer of ",
+                            answer, " do not fit the model's ", spec.max_positions),
                      info);
   }
   return builder.Build();
@@ -212,7 +224,7 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
 absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,
                                                                      Micros max_frame_age) {
   const ModelSpec& spec = model().model->spec();
-  if (!prompt_) return Missing(Reason::kInvalidInput, "text", "text: no instruction has been sent");
+  if (!prompt_) return Missing(Reason::kMissingInput, "text", "text: no instruction has been sent");
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
     const std::optional<Frame>& frame = mailboxes_[i].frame;
     const std::string& camera = spec.cameras[i].name;
@@ -227,7 +239,7 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
     }
   }
   if (spec.state_dim != 0 && state_.empty()) {
-    return Missing(Reason::kInvalidInput, "state",
+    return Missing(Reason::kMissingInput, "state",
                    "state: the model needs a state and none has been sent");
   }
   for (Mailbox& mailbox : mailboxes_) mailbox.used = true;

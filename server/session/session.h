@@ -86,7 +86,8 @@ class Session {
   };
   Fate Publish(uint32_t camera, Frame frame);
 
-  // INVALID_ARGUMENT names `field` or "text.token_ids"; the earlier prompt stays then.
+  // INVALID_ARGUMENT names `field` or "text.token_ids", whatever the model calls it: kInvalidInput,
+  // or kNeverFits when it is too long for the model. The earlier prompt stays then.
   absl::Status SetInstruction(std::string_view instruction, std::string_view field);
   absl::Status SetPromptTokens(std::span<const int32_t> ids);
   // INVALID_ARGUMENT names "state.values": wrong count, not finite, or the model takes none.
@@ -96,10 +97,10 @@ class Session {
   const std::deque<ExecutedAction>& executed() const { return executed_; }
   void Reset(bool keep_instruction);
 
-  // FAILED_PRECONDITION when something the model needs has not been sent (kNoFrame names the
-  // camera), or a frame is older than `max_frame_age` (kStaleFrame; zero: any age).
-  // INVALID_ARGUMENT (kNeverFits) when the prompt is longer than the model. The timeline is built
-  // once and reused until a frame's pixels or the prompt change.
+  // FAILED_PRECONDITION when something the model needs has not been sent (kMissingInput names
+  // "text" or "state", kNoFrame the camera), or a frame is older than `max_frame_age` (kStaleFrame;
+  // zero: any age). INVALID_ARGUMENT (kNeverFits) when the prompt is longer than the model. The
+  // timeline is built once and reused until a frame's pixels or the prompt change.
   absl::StatusOr<std::shared_ptr<const Observation>> Snapshot(TimePoint now, Micros max_frame_age);
 
  private:
@@ -107,7 +108,7 @@ class Session {
     std::optional<Frame> frame;
     bool used = false;
   };
-  absl::Status SetPrompt(absl::StatusOr<Prompt> prompt);
+  absl::Status SetPrompt(absl::StatusOr<Prompt> prompt, std::string_view field);
   absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline() const;
 
   const SessionId id_;
@@ -118,6 +119,7 @@ class Session {
   TokenBucket message_bucket_;
   std::vector<Mailbox> mailboxes_;  // by camera
   std::optional<Prompt> prompt_;
+  std::string prompt_field_;  // that brought it
   std::vector<float> state_;
   std::deque<ExecutedAction> executed_;
   std::shared_ptr<const Timeline> timeline_;  // null: build it at the next snapshot

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from conftest import BINARY, ROOT, RunningServer
+from conftest import BINARY, ROOT, RunningServer, free_port
 from PIL import Image
 
 from saccade import Client, RequestFailed, SessionClosed
@@ -94,6 +94,30 @@ def test_a_bad_frame_or_request_does_not_end_the_stream(server: RunningServer) -
         assert unknown.value.code == "INVALID_ARGUMENT"
         assert session.act().samples[0].token_ids.size == 10
         assert len(session.message_errors) == 3
+
+
+def test_what_is_missing_or_wrong_is_named(server: RunningServer) -> None:
+    frames, _, instructions = recorded()
+    with Client(server.address) as client, client.session() as session:
+        session.send_frame(frames[0])
+        with pytest.raises(RequestFailed) as missing:
+            session.act()
+        assert (missing.value.code, missing.value.reason, missing.value.field) == (
+            "FAILED_PRECONDITION",
+            "MISSING_INPUT",
+            "text",
+        )
+        session.set_instruction(instructions[0])
+        first = session.act().samples[0].token_ids
+        session.set_instruction("x" * 4000)  # within the limit of bytes, too long for the model
+        # The earlier instruction stays in force.
+        assert np.array_equal(session.act().samples[0].token_ids, first)
+        (refused,) = session.message_errors
+        assert (refused.code, refused.reason, refused.field) == (
+            "INVALID_ARGUMENT",
+            "NEVER_FITS",
+            "text.instruction",
+        )
 
 
 def test_many_clients_at_once_get_the_answer_each_would_get_alone(server: RunningServer) -> None:
@@ -239,6 +263,26 @@ def test_sigterm_drains_and_exits_0() -> None:
         running.close()
 
 
+def blocks_sigterm(pid: int) -> bool:
+    """Whether the process, once it runs our binary, waits for SIGTERM itself."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_sigterm_while_starting_exits_0() -> None:
+    for delay_s in (0.0, 0.01, 0.03, 0.1):
+        running = RunningServer()
+        try:
+            end = time.monotonic() + 10
+            while not blocks_sigterm(running.process.pid) and time.monotonic() < end:
+                pass
+            time.sleep(delay_s)
+            assert running.terminate() == 0, running.log()
+        finally:
+            running.close()
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -272,3 +316,16 @@ def test_a_port_in_use_is_said_and_exits_1(server: RunningServer, tmp_path: Path
     )
     assert ended.returncode == 1
     assert server.address in ended.stderr or server.metrics in ended.stderr
+    path.write_text(server.config.replace(server.metrics, f"127.0.0.1:{free_port()}"))
+    ended = subprocess.run(
+        [BINARY, "serve", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    # One clear line of ours, none of gRPC's.
+    assert ended.stderr.splitlines() == [
+        f"saccade-server: server.listen: cannot listen on {server.address}"
+    ]

@@ -114,6 +114,7 @@ TEST(Prompt, BadText) {
 TEST(Prompt, TooLong) {
   const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt(std::string(20000, 'x'));
   EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorInfo(prompt.status()).reason, Reason::kNeverFits);
   EXPECT_EQ(GetErrorInfo(prompt.status()).field, "instruction");
 }
 
@@ -136,6 +137,8 @@ TEST(Prompt, FromTokens) {
     const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(bad);
     EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(GetErrorInfo(prompt.status()).field, "token_ids");
+    EXPECT_EQ(GetErrorInfo(prompt.status()).reason,
+              bad.size() == 3000 ? Reason::kNeverFits : Reason::kInvalidInput);
   }
 }
 
@@ -330,6 +333,35 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"timm_id", "config.json",
                 [](Json& c) { c["timm_model_ids"][0] = "vit_huge_patch14_clip_224"; },
                 "vit_huge_patch14_clip_224"},
+        Refusal{"other_towers", "config.json",
+                [](Json& c) { c["vision_backbone_id"] = "siglip-vit-so400m"; },
+                "are not the towers of vision_backbone_id siglip-vit-so400m"},
+        Refusal{"backbone", "config.json",
+                [](Json& c) { c["vision_backbone_id"] = "dinosiglip-vit-so-225px"; },
+                "config.json: vision_backbone_id: unknown \"dinosiglip-vit-so-225px\"; known: "
+                "dinov2-vit-l, siglip-vit-so400m, siglip-vit-so400m-384px, "
+                "dinosiglip-vit-so-224px, dinosiglip-vit-so-384px"},
+        Refusal{"backbone_without_timm_ids", "config.json",
+                [](Json& c) {
+                  c.erase("timm_model_ids");
+                  c["vision_backbone_id"] = "dinosiglip-vit-so-225px";
+                },
+                "unknown \"dinosiglip-vit-so-225px\""},
+        Refusal{"backbone_number", "config.json", [](Json& c) { c["vision_backbone_id"] = 7; },
+                "vision_backbone_id: expected a string"},
+        Refusal{"no_towers", "config.json",
+                [](Json& c) {
+                  c.erase("timm_model_ids");
+                  c.erase("vision_backbone_id");
+                },
+                "neither timm_model_ids nor a vision_backbone_id"},
+        Refusal{"strategy", "config.json",
+                [](Json& c) { c["image_resize_strategy"] = "resize-naif"; },
+                "config.json: image_resize_strategy: unknown \"resize-naif\"; known: resize-naive, "
+                "resize-crop, letterbox"},
+        Refusal{"other_strategy", "config.json",
+                [](Json& c) { c["image_resize_strategy"] = "letterbox"; },
+                "is letterbox, but preprocessor_config.json says resize-naive"},
         Refusal{"act_layer", "config.json",
                 [](Json& c) { c["timm_override_act_layers"][1] = "quick_gelu"; },
                 "timm_override_act_layers"},
@@ -362,6 +394,23 @@ INSTANTIATE_TEST_SUITE_P(
                 "112"},
         Refusal{"q99", "dataset_statistics.json",
                 [](Json& s) { s.begin().value()["action"]["q99"].erase(0); }, "q99"},
+        Refusal{"turned", "dataset_statistics.json",
+                [](Json& s) {
+                  Json& action = s.begin().value()["action"];
+                  action["q01"][1] = 0.5;
+                  action["q99"][1] = 0.25;
+                },
+                "dataset_statistics.json: highway_demo.action.q99[1]: 0.25 is below "
+                "highway_demo.action.q01[1] = 0.5"},
+        Refusal{"too_wide", "dataset_statistics.json",
+                [](Json& s) {
+                  Json& action = s.begin().value()["action"];
+                  action["q01"][2] = -1.5e308;
+                  action["q99"][2] = 1.5e308;
+                },
+                "highway_demo.action.q99[2]: 1.5e+308 is too far from"},
+        Refusal{"not_finite", "dataset_statistics.json",
+                [](Json& s) { s.begin().value()["action"]["q99"][0] = nullptr; }, "q99[0]"},
         Refusal{"mask", "dataset_statistics.json",
                 [](Json& s) { s.begin().value()["action"]["mask"] = {true}; }, "mask"},
         Refusal{"q01_text", "dataset_statistics.json",
@@ -392,6 +441,65 @@ TEST(Folder, StatisticsFileReplacesTheConfig) {
   demo.WriteJson("config.json", config);
   loaded = LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
   EXPECT_NE(Message(loaded.status()).find("norm_stats"), std::string::npos);
+}
+
+// What the two names imply is used when the config leaves the rest out.
+TEST(Folder, TheBackboneTellsItsTowersAndImageSize) {
+  const FolderCopy demo(DemoCheckpoint());
+  Json config = demo.ReadJson("config.json");
+  config.erase("timm_model_ids");
+  config.erase("image_sizes");
+  demo.WriteJson("config.json", config);
+  absl::StatusOr<LoadedModel> loaded = LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
+  EXPECT_TRUE(loaded.ok()) << Message(loaded.status());
+
+  config["vision_backbone_id"] = "dinosiglip-vit-so-384px";
+  demo.WriteJson("config.json", config);
+  loaded = LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
+  EXPECT_NE(Message(loaded.status()).find("takes images of 384 pixels"), std::string::npos)
+      << Message(loaded.status());
+}
+
+// q01 == q99: the value itself, whatever the token.
+TEST(Folder, AConstantDimensionNeverMoves) {
+  const FolderCopy demo(DemoCheckpoint());
+  Json statistics = demo.ReadJson("dataset_statistics.json");
+  Json& action = statistics.begin().value()["action"];
+  const std::string key = statistics.begin().key();
+  action["q01"][0] = 0.3;
+  action["q99"][0] = 0.3;
+  action["q01"][1] = 0.0;
+  action["q99"][1] = 0.0;
+  demo.WriteJson("dataset_statistics.json", statistics);
+  const absl::StatusOr<LoadedModel> loaded =
+      LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
+  ASSERT_TRUE(loaded.ok()) << Message(loaded.status());
+  const Model& model = *loaded->model;
+  for (int32_t id = 0; id < static_cast<int32_t>(model.spec().vocab_size); ++id) {
+    if (!model.IsActionToken(id)) continue;
+    const std::vector<int32_t> tokens(model.spec().statistics[0].action_dim, id);
+    const absl::StatusOr<ActionChunk> chunk =
+        model.DecodeActions(tokens, key, InvalidTokenPolicy::kFail);
+    ASSERT_TRUE(chunk.ok()) << Message(chunk.status());
+    EXPECT_EQ(chunk->values[0], 0.3);
+    EXPECT_EQ(chunk->values[1], 0.0);
+  }
+}
+
+// JSON has no NaN; some writers put it there all the same.
+TEST(Folder, StatisticsThatAreNoNumbers) {
+  const FolderCopy demo(DemoCheckpoint());
+  const std::string good = demo.Read("dataset_statistics.json");
+  for (const char* bad : {"NaN", "Infinity", "-Infinity", "1e999"}) {
+    std::string text = good;
+    const size_t list = text.find('[', text.find("\"q99\""));
+    text.insert(list + 1, std::string(bad) + ",");
+    demo.Write("dataset_statistics.json", text);
+    const absl::StatusOr<LoadedModel> loaded =
+        LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
+    EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_NE(Message(loaded.status()).find("dataset_statistics.json"), std::string::npos) << bad;
+  }
 }
 
 TEST(Folder, OftIsAnotherFamily) {

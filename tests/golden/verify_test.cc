@@ -129,6 +129,56 @@ TEST_F(Damaged, OtherInstruction) {
   EXPECT_EQ(Run(), 1);
 }
 
+// What golden.json repeats of the ids and the prompt counts as much as the tensors.
+TEST_F(Damaged, OtherGeneratedIds) {
+  const Json good = folder_.ReadJson("golden.json");
+  const auto expect_bad = [&](const Json& ids, const char* verdict) {
+    Json info = good;
+    info["generated_ids"] = ids;
+    folder_.WriteJson("golden.json", info);
+    for (const bool bf16 : {false, true}) {
+      EXPECT_EQ(Run(!bf16, bf16), 1) << output_;
+      EXPECT_NE(output_.find("json.generated_ids"), std::string::npos) << output_;
+      EXPECT_NE(output_.find(verdict), std::string::npos) << output_;
+    }
+  };
+  Json ids = good["generated_ids"];
+  ids[3] = ids[3].get<int>() + 1;
+  expect_bad(ids, "MISS");
+  ids = good["generated_ids"];
+  ids.push_back(31788);
+  expect_bad(ids, "has 8 ids, the tensor has 7");
+  ids.erase(6);
+  ids.erase(6);
+  expect_bad(ids, "has 6 ids, the tensor has 7");
+  expect_bad("none", "expected an array");
+  expect_bad(Json::array(), "is empty");
+}
+
+TEST_F(Damaged, OtherPrompt) {
+  const Json good = folder_.ReadJson("golden.json");
+  const auto prompt = good["prompt"].get<std::string>();
+  const auto expect_bad = [&](const Json& value) {
+    Json info = good;
+    info["prompt"] = value;
+    folder_.WriteJson("golden.json", info);
+    EXPECT_EQ(Run(), 1) << output_;
+    EXPECT_NE(output_.find("json.prompt"), std::string::npos) << output_;
+  };
+  std::string other = prompt;
+  other.replace(other.find("top"), 3, "low");
+  expect_bad(other);
+  expect_bad(prompt + "!");
+  expect_bad("");
+  expect_bad(7);
+  // A record without the two is as good as its tensors.
+  Json info = good;
+  info.erase("prompt");
+  info.erase("generated_ids");
+  folder_.WriteJson("golden.json", info);
+  EXPECT_EQ(Run(), 0) << output_;
+}
+
 TEST_F(Damaged, TruncatedGolden) {
   const std::string bytes = folder_.Read("golden.safetensors");
   folder_.Write("golden.safetensors", bytes.substr(0, bytes.size() - 1));

@@ -142,6 +142,7 @@ TEST(Scheduler, CreateNamesTheBadOption) {
             "classes.perception.shares");
   EXPECT_EQ(field([](Options& o) { o.scheduler.pipeline_depth = 0; }), "pipeline_depth");
   EXPECT_EQ(field([](Options& o) { o.scheduler.ageing_share = 0; }), "ageing_share");
+  EXPECT_EQ(field([](Options& o) { o.scheduler.probe_after = Micros(-1); }), "probe_after");
   EXPECT_EQ(field([](Options& o) { o.scheduler.ageing_share = NAN; }), "ageing_share");
   EXPECT_EQ(field([](Options& o) { o.lanes.clear(); }), "lanes");
   EXPECT_EQ(field([](Options& o) { o.lanes.push_back(o.lanes[0]); }), "lanes");

@@ -81,7 +81,7 @@ TEST(ConfigTest, DefaultsWhenOnlyAModelIsNamed) {
 
 TEST(ConfigTest, ReadsEveryKindOfValue) {
   const absl::StatusOr<Config> config = Parse(R"(
-server: {listen: "[::1]:6000", metrics_listen: "", drain_s: 2.5, log: {level: debug, format: json}}
+server: {listen: "[::1]:6000", metrics_listen: "", drain_s: 2.5, decode_threads: 3, log: {level: debug, format: json}}
 backends:
   - {name: slow, kind: ref, guarded: true}
   - {name: fast, kind: cpu, threads: 3, isa: avx512_bf16}
@@ -98,7 +98,9 @@ models:
     vision_cache_frames: 5
     action_space: {steps: 2, dt_s: 0.05, relative: true, dims: [{name: x, unit: m}, {name: grip}]}
   - {name: b, path: ../b, backend: fast, default_class: "urgent"}
-scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1}
+limits: {messages_per_s: 12.5}
+scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1, max_wait_ms: 50,
+            ageing_share: 0.5, probe_after_ms: 2000}
 )");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->server.listen, "[::1]:6000");
@@ -106,6 +108,11 @@ scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1}
   EXPECT_DOUBLE_EQ(config->server.drain_s, 2.5);
   EXPECT_EQ(config->server.log.level, LogLevel::kDebug);
   EXPECT_EQ(config->server.log.format, LogFormat::kJson);
+  EXPECT_EQ(config->server.decode_threads, 3u);
+  EXPECT_DOUBLE_EQ(config->limits.messages_per_s, 12.5);
+  EXPECT_DOUBLE_EQ(config->scheduler.max_wait_ms, 50);
+  EXPECT_DOUBLE_EQ(config->scheduler.ageing_share, 0.5);
+  EXPECT_DOUBLE_EQ(config->scheduler.probe_after_ms, 2000);
   ASSERT_EQ(config->backends.size(), 2u);
   EXPECT_TRUE(config->backends[0].guarded);
   EXPECT_EQ(config->backends[1].isa, IsaLevel::kAvx512Bf16);
@@ -210,6 +217,16 @@ TEST(ConfigTest, NumbersArePlainDecimalsInRange) {
           "models[0].kv.partitions.vision.cap: got the value 1.5; allowed are the numbers 0..1"));
   EXPECT_TRUE(Parse(WithModel("server: {drain_s: 0}")).ok());
   EXPECT_TRUE(Parse(WithModel("server: {drain_s: 3600.0}")).ok());
+}
+
+TEST(ConfigTest, SchedulingKeysHaveSensibleRanges) {
+  for (const char* bad : {"scheduler: {max_wait_ms: 0}", "scheduler: {max_wait_ms: 600001}",
+                          "scheduler: {ageing_share: 0}", "scheduler: {ageing_share: 1.5}",
+                          "scheduler: {probe_after_ms: 0}", "scheduler: {probe_after_ms: 1000000}",
+                          "limits: {messages_per_s: 0}", "server: {decode_threads: 257}"}) {
+    EXPECT_THAT(Refusal(WithModel(bad)), HasSubstr("; allowed are the ")) << bad;
+  }
+  EXPECT_TRUE(Parse(WithModel("scheduler: {ageing_share: 1, max_wait_ms: 1}")).ok());
 }
 
 TEST(ConfigTest, OtherTypesAreCheckedToo) {

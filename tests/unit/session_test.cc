@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "base/strings.h"
 #include "session/catalog.h"
 #include "session/content_store.h"
 #include "session/session_manager.h"
@@ -20,6 +21,7 @@ namespace {
 using testing::FakeModel;
 using testing::FakeModelOptions;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr TimePoint kStart{std::chrono::seconds(100)};
 
@@ -139,7 +141,10 @@ TEST_F(SessionTest, NothingIsRebuiltWhileNothingChanges) {
 
 TEST_F(SessionTest, NamesWhatIsMissing) {
   Make({.cameras = {"front", "wrist"}});
-  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).field, "text");
+  const absl::Status no_text = session_->Snapshot(kStart, Micros(0)).status();
+  EXPECT_EQ(no_text.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(GetErrorInfo(no_text).reason, Reason::kMissingInput);
+  EXPECT_EQ(GetErrorInfo(no_text).field, "text");
   ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
   session_->Publish(0, MakeFrame(1, 1));
   const absl::Status status = session_->Snapshot(kStart, Micros(0)).status();
@@ -193,8 +198,13 @@ TEST_F(SessionTest, ChecksTokenIds) {
   EXPECT_TRUE(session_->SetPromptTokens(good).ok());
   EXPECT_FALSE(session_->SetPromptTokens({}).ok());
   for (const int32_t id : {-1, 288, std::numeric_limits<int32_t>::max()}) {
-    EXPECT_EQ(session_->SetPromptTokens(std::vector<int32_t>{FakeModel::kBos, id}).code(),
-              absl::StatusCode::kInvalidArgument);
+    const absl::Status status =
+        session_->SetPromptTokens(std::vector<int32_t>{FakeModel::kBos, id});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(GetErrorInfo(status).reason, Reason::kInvalidInput);
+    // The model says "token_ids"; a client knows the field by its path.
+    EXPECT_EQ(GetErrorInfo(status).field, "text.token_ids");
+    EXPECT_THAT(std::string(status.message()), StartsWith(StrCat("text.token_ids: id ", id)));
   }
   EXPECT_FALSE(session_->SetPromptTokens(std::vector<int32_t>(5, FakeModel::kBos)).ok());
 }
@@ -205,10 +215,11 @@ TEST_F(SessionTest, APromptThatCannotFitFailsWithBothNumbers) {
   ASSERT_TRUE(
       session_->SetInstruction(std::string(247, 'a'), "f").ok());  // 1 + 4 + 247 + 1 + 3 = 256
   EXPECT_TRUE(session_->Snapshot(kStart, Micros(0)).ok());
-  ASSERT_TRUE(session_->SetInstruction(std::string(248, 'a'), "f").ok());
+  ASSERT_TRUE(session_->SetInstruction(std::string(248, 'a'), "open.instruction").ok());
   const absl::Status status = session_->Snapshot(kStart, Micros(0)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNeverFits);
+  EXPECT_EQ(GetErrorInfo(status).field, "open.instruction");
   EXPECT_THAT(std::string(status.message()), HasSubstr("254"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("256"));
 }
@@ -217,7 +228,10 @@ TEST_F(SessionTest, ChecksState) {
   Make({.state_dim = 2});
   session_->Publish(0, MakeFrame(1, 1));
   ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
-  EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).field, "state");
+  const absl::Status missing = session_->Snapshot(kStart, Micros(0)).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(GetErrorInfo(missing).reason, Reason::kMissingInput);
+  EXPECT_EQ(GetErrorInfo(missing).field, "state");
   EXPECT_FALSE(session_->SetState(std::vector<float>{1}).ok());
   EXPECT_FALSE(session_->SetState(std::vector<float>{1, std::nanf("")}).ok());
   EXPECT_FALSE(session_->SetState(std::vector<float>{1, INFINITY}).ok());

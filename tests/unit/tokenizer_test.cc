@@ -118,6 +118,39 @@ TEST(TokenizerTest, SentencePieceModelGivesTheSameIds) {
   }
 }
 
+// What is read beside tokenizer.model is refused by its name when it is damaged; beside a
+// tokenizer.json nothing of it is opened.
+TEST(TokenizerTest, DamagedFilesBesideTheModelAreNamed) {
+  std::string dir = ::testing::TempDir() + "/tokenizerXXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  fs::copy(kOpenVla + "/tokenizer.model", dir);
+  const auto path = [&](const std::string& name) { return fs::path(dir) / name; };
+  const auto write = [&](const std::string& name, std::string_view text) {
+    std::ofstream(path(name)) << text;
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> files = {
+      {"tokenizer_config.json", {"", "{", "[]", "7", R"({"add_bos_token": "yes"})"}},
+      {"added_tokens.json",
+       {"", "nonsense", "[]", "\"<PAD>\"", R"({"<PAD>": "32000"})", R"({"<PAD>": -1})"}}};
+  for (const auto& [name, texts] : files) {
+    for (const std::string& text : texts) {
+      write(name, text);
+      const absl::Status status = Tokenizer::Load(dir).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name << ": " << text;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(name)) << text;
+    }
+    fs::remove(path(name));
+  }
+  EXPECT_TRUE(Tokenizer::Load(dir).ok());
+  write("special_tokens_map.json", "{");
+  EXPECT_TRUE(Tokenizer::Load(dir).ok());
+  fs::copy(kOpenVla + "/tokenizer.json", dir);
+  write("tokenizer_config.json", "{");
+  write("added_tokens.json", "{");
+  EXPECT_TRUE(Tokenizer::Load(dir).ok());
+  fs::remove_all(dir);
+}
+
 TEST(TokenizerTest, TokensAndIds) {
   const auto tokenizer = Load(kOpenVla);
   ASSERT_NE(tokenizer, nullptr);

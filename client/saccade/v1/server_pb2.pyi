@@ -42,7 +42,7 @@ class LatencyClass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., deadline_us: _Optional[int] = ..., tier: _Optional[int] = ..., runs_late: bool = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_pixels", "max_samples", "outbox_messages", "session_idle_s"]
+    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "session_idle_s"]
     ACTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     ACTS_PER_S_FIELD_NUMBER: _ClassVar[int]
     FRAMES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Limits(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_PER_S_FIELD_NUMBER: _ClassVar[int]
     OUTBOX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_S_FIELD_NUMBER: _ClassVar[int]
     acts_in_flight: int
@@ -63,6 +64,7 @@ class Limits(_message.Message):
     max_message_bytes: int
     max_pixels: int
     max_samples: int
+    messages_per_s: float
     outbox_messages: int
     session_idle_s: float
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ..., messages_per_s: _Optional[float] = ...) -> None: ...

@@ -27,6 +27,13 @@ absl::Status DecodeError(Reason reason, std::string_view message) {
   return MakeError(absl::StatusCode::kInternal, message, info);
 }
 
+absl::Status NeverFits(std::string_view field, std::string_view message) {
+  ErrorInfo info;
+  info.reason = Reason::kNeverFits;
+  info.field = std::string(field);
+  return MakeError(absl::StatusCode::kInvalidArgument, StrCat(field, ": ", message), info);
+}
+
 struct ProjectorLayer {
   std::unique_ptr<PackedWeight> weight;
   std::unique_ptr<Buffer> bias;
@@ -133,7 +140,7 @@ absl::Status OpenVla::Load(const Checkpoint& checkpoint) {
 absl::StatusOr<Prompt> OpenVla::PromptOf(std::vector<int32_t> ids, std::string_view field) const {
   const uint64_t positions = ids.size() + uint64_t{spec_.vision_tokens} + spec_.max_action_tokens;
   if (positions > spec_.max_positions) {
-    return InvalidField(
+    return NeverFits(
         field, StrCat("too long: ", ids.size(), " text tokens, ", spec_.vision_tokens,
                       " vision tokens and ", spec_.max_action_tokens, " actions pass the model's ",
                       spec_.max_positions, " positions"));
@@ -157,8 +164,8 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
     return InvalidField(kField, StrCat("the first id must be BOS, ", prompt_->bos()));
   }
   if (ids.size() > spec_.max_positions) {
-    return InvalidField(kField, StrCat(ids.size(), " ids, more than the model's ",
-                                       spec_.max_positions, " positions"));
+    return NeverFits(kField, StrCat("too long: ", ids.size(), " ids, more than the model's ",
+                                    spec_.max_positions, " positions"));
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= static_cast<int32_t>(spec_.vocab_size)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -34,19 +35,31 @@ constexpr std::array kKnownTowers = {
     KnownTower{"vit_so400m_patch14_siglip_384", 1152, 27, 16},
 };
 
-// What the reference derives from vision_backbone_id when a config leaves the timm ids out.
+// What the reference derives from vision_backbone_id when a config leaves the timm ids or the image
+// sizes out.
 struct KnownBackbone {
   std::string_view id;
   std::array<std::string_view, 2> timm_ids;
+  uint32_t image_size;
+
+  std::vector<std::string> towers() const {
+    std::vector<std::string> names;
+    for (const std::string_view timm_id : timm_ids) {
+      if (!timm_id.empty()) names.emplace_back(timm_id);
+    }
+    return names;
+  }
 };
 constexpr std::array kKnownBackbones = {
-    KnownBackbone{"dinov2-vit-l", {"vit_large_patch14_reg4_dinov2.lvd142m", ""}},
-    KnownBackbone{"siglip-vit-so400m", {"vit_so400m_patch14_siglip_224", ""}},
-    KnownBackbone{"siglip-vit-so400m-384px", {"vit_so400m_patch14_siglip_384", ""}},
+    KnownBackbone{"dinov2-vit-l", {"vit_large_patch14_reg4_dinov2.lvd142m", ""}, 224},
+    KnownBackbone{"siglip-vit-so400m", {"vit_so400m_patch14_siglip_224", ""}, 224},
+    KnownBackbone{"siglip-vit-so400m-384px", {"vit_so400m_patch14_siglip_384", ""}, 384},
     KnownBackbone{"dinosiglip-vit-so-224px",
-                  {"vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"}},
+                  {"vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"},
+                  224},
     KnownBackbone{"dinosiglip-vit-so-384px",
-                  {"vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_384"}},
+                  {"vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_384"},
+                  384},
 };
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
@@ -143,23 +156,69 @@ absl::StatusOr<LlamaSpec> ReadLlama(const JsonView& text) {
 
 // --- vision ---
 
-absl::StatusOr<std::vector<std::string>> TimmIds(const JsonView& config) {
-  if (config.Has("timm_model_ids")) {
-    ASSIGN_OR_RETURN(const JsonView ids, config.Get("timm_model_ids"));
-    ASSIGN_OR_RETURN(std::vector<std::string> names, ids.AsStrings());
-    if (names.empty() || names.size() > 2) return ids.Error("expected one or two towers");
-    return names;
-  }
-  ASSIGN_OR_RETURN(const std::string backbone, config.String("vision_backbone_id"));
+// The backbone that vision_backbone_id names; null when the config names none.
+absl::StatusOr<const KnownBackbone*> Backbone(const JsonView& config) {
+  if (!config.Has("vision_backbone_id")) return nullptr;
+  ASSIGN_OR_RETURN(const std::string id, config.String("vision_backbone_id"));
+  std::string names;
   for (const KnownBackbone& known : kKnownBackbones) {
-    if (known.id != backbone) continue;
-    std::vector<std::string> names;
-    for (const std::string_view id : known.timm_ids) {
-      if (!id.empty()) names.emplace_back(id);
-    }
-    return names;
+    if (known.id == id) return &known;
+    StrAppend(&names, names.empty() ? "" : ", ", known.id);
   }
-  return Refuse(config, "vision_backbone_id", "unknown, and there are no timm_model_ids");
+  return Refuse(config, "vision_backbone_id", StrCat("unknown \"", id, "\"; known: ", names));
+}
+
+absl::StatusOr<std::vector<std::string>> TimmIds(const JsonView& config,
+                                                 const KnownBackbone* backbone) {
+  if (!config.Has("timm_model_ids")) {
+    if (backbone != nullptr) return backbone->towers();
+    return config.Error("there are neither timm_model_ids nor a vision_backbone_id");
+  }
+  ASSIGN_OR_RETURN(const JsonView ids, config.Get("timm_model_ids"));
+  ASSIGN_OR_RETURN(std::vector<std::string> names, ids.AsStrings());
+  if (names.empty() || names.size() > 2) return ids.Error("expected one or two towers");
+  if (backbone != nullptr && names != backbone->towers()) {
+    return ids.Error(StrCat(absl::StrJoin(names, ", "),
+                            " are not the towers of vision_backbone_id ", backbone->id,
+                            ", which are ", absl::StrJoin(backbone->towers(), ", ")));
+  }
+  return names;
+}
+
+// What config.json repeats of preprocessor_config.json must be what is done.
+absl::Status CheckImages(const JsonView& config, const Preprocessor& preprocessor,
+                         const KnownBackbone* backbone, size_t towers) {
+  if (config.Has("image_resize_strategy")) {
+    ASSIGN_OR_RETURN(const std::string strategy, config.String("image_resize_strategy"));
+    if (std::find(kResizeStrategies.begin(), kResizeStrategies.end(), strategy) ==
+        kResizeStrategies.end()) {
+      return Refuse(config, "image_resize_strategy",
+                    StrCat("unknown \"", strategy, "\"; known: ", KnownResizeStrategies()));
+    }
+    if (strategy != preprocessor.strategy()) {
+      return Refuse(
+          config, "image_resize_strategy",
+          StrCat("is ", strategy, ", but preprocessor_config.json says ", preprocessor.strategy()));
+    }
+  }
+  if (!config.Has("image_sizes")) {
+    if (backbone == nullptr || backbone->image_size == preprocessor.width()) {
+      return absl::OkStatus();
+    }
+    return Refuse(config, "vision_backbone_id",
+                  StrCat(backbone->id, " takes images of ", backbone->image_size,
+                         " pixels, but preprocessor_config.json makes ", preprocessor.width(),
+                         ", and there are no image_sizes"));
+  }
+  ASSIGN_OR_RETURN(const JsonView view, config.Get("image_sizes"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, view.AsInts(1, 1 << 16));
+  for (const int64_t size : sizes) {
+    if (size != preprocessor.width() || sizes.size() != towers) {
+      return view.Error(StrCat("expected ", preprocessor.width(), " for each of ", towers,
+                               " towers, as in preprocessor_config.json"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TensorView> TowerTensor(const Checkpoint& checkpoint, const std::string& name,
@@ -300,7 +359,8 @@ absl::StatusOr<VitSpec> ReadTower(const Checkpoint& checkpoint, const JsonView& 
 
 absl::Status ReadVision(const Checkpoint& checkpoint, const JsonView& config,
                         const Preprocessor& preprocessor, OpenVlaConfig& out) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> ids, TimmIds(config));
+  ASSIGN_OR_RETURN(const KnownBackbone* backbone, Backbone(config));
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids, TimmIds(config, backbone));
   ASSIGN_OR_RETURN(out.fused_projector, config.Bool("use_fused_vision_backbone", ids.size() == 2));
   if (out.fused_projector != (ids.size() == 2)) {
     return config.Error(StrCat("use_fused_vision_backbone is ",
@@ -330,16 +390,7 @@ absl::Status ReadVision(const Checkpoint& checkpoint, const JsonView& config,
                                              preprocessor.towers().size(),
                                              " towers, but config.json names ", ids.size()));
   }
-  if (config.Has("image_sizes")) {
-    ASSIGN_OR_RETURN(const JsonView view, config.Get("image_sizes"));
-    ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, view.AsInts(1, 1 << 16));
-    for (const int64_t size : sizes) {
-      if (size != preprocessor.width() || sizes.size() != ids.size()) {
-        return view.Error(StrCat("expected ", preprocessor.width(), " for each of ", ids.size(),
-                                 " towers, as in preprocessor_config.json"));
-      }
-    }
-  }
+  RETURN_IF_ERROR(CheckImages(config, preprocessor, backbone, ids.size()));
   constexpr std::array<std::string_view, 2> kPrefixes = {"vision_backbone.featurizer.",
                                                          "vision_backbone.fused_featurizer."};
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -378,6 +429,17 @@ absl::StatusOr<OpenVlaStatistics> ReadStatistics(const JsonView& entry, const st
   RETURN_IF_ERROR(numbers("q99", out.q99));
   if (out.q99.size() != out.q01.size()) {
     return Refuse(action, "q99", StrCat("expected ", out.q01.size(), " numbers, as in q01"));
+  }
+  // Equal bounds are a dimension that never moves. Turned bounds would turn the motion.
+  for (size_t i = 0; i < out.q01.size(); ++i) {
+    if (out.q01[i] <= out.q99[i] && std::isfinite(out.q99[i] - out.q01[i])) continue;
+    ASSIGN_OR_RETURN(const JsonView low, action.Get("q01"));
+    ASSIGN_OR_RETURN(const JsonView high, action.Get("q99"));
+    ASSIGN_OR_RETURN(const JsonView low_value, low.At(i));
+    ASSIGN_OR_RETURN(const JsonView high_value, high.At(i));
+    return high_value.Error(StrCat(high_value.json().dump(),
+                                   out.q01[i] > out.q99[i] ? " is below" : " is too far from", " ",
+                                   low_value.path(), " = ", low_value.json().dump()));
   }
   out.mask.assign(out.q01.size(), true);
   if (action.Has("mask")) {
