@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, with apt, asking nothing. Does nothing when all is there.
 #   deploy/setup.sh build           what building, testing and running from source needs
-#   deploy/setup.sh test            the same, and what the lint checks need
+#   deploy/setup.sh test            the same, and what the lint checks and the tests of deploy/ need
 #   deploy/setup.sh install NAME... these packages
 #   deploy/setup.sh libraries-of BINARY...   prints the packages of the shared libraries of a binary (installs nothing)
 # Package names are those of Debian 12 and Ubuntu 24.04. Runs as root, or as a user whose sudo needs no password.
@@ -13,8 +13,9 @@ build_packages=(
   libspdlog-dev libturbojpeg0-dev libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev
   prometheus-cpp-dev python3 python3-venv
 )
-# promtool is in the package prometheus, which would also start a server on port 9090: tests/lint.sh unpacks it instead.
-lint_packages=(clang-format-14 clang-tidy-14 shellcheck yamllint)
+# Not the package prometheus: it would start a server on port 9090, now and at every boot. tests/run.sh unpacks its
+# prometheus and promtool under build/ instead. The package systemd starts nothing: its systemd-analyze is wanted.
+test_packages=(clang-format-14 clang-tidy-14 python3-yaml shellcheck systemd yamllint)
 
 say() { echo "setup: $*" >&2; }
 fail() {
@@ -83,7 +84,7 @@ fi
 
 case ${1:-build} in
   build) install_missing "${build_packages[@]}" ;;
-  test) install_missing "${build_packages[@]}" "${lint_packages[@]}" ;;
+  test) install_missing "${build_packages[@]}" "${test_packages[@]}" ;;
   install)
     shift
     install_missing "$@"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +31,27 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def tool(name: str) -> str:
+    """A program of the package prometheus: installed, or unpacked by tests/run.sh."""
+    found = shutil.which(name) or shutil.which(name, path=ROOT / "build" / "tools" / "usr" / "bin")
+    assert found, f"{name} is neither installed nor unpacked; tests/run.sh does the latter"
+    return found
+
+
+def load_yaml(path: Path) -> Any:
+    """A YAML file as plain data, read by the system's Python: deploy/setup.sh gives it python3-yaml."""
+    script = "import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)"
+    read = subprocess.run(
+        ["/usr/bin/python3", "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    assert read.returncode == 0, f"{path}: {read.stderr}"
+    return json.loads(read.stdout)
+
+
 class RunningServer:
     """saccade-server with a configuration of the test's own; ended with the test whatever happens."""
 
-    def __init__(self, extra: str = "", **overrides: str) -> None:
+    def __init__(self, extra: str = "", wrapper: Sequence[str] = (), **overrides: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.metrics = f"127.0.0.1:{free_port()}"
         drain_s = overrides.get("drain_s", "5")
@@ -61,7 +81,7 @@ models:
         self.log_path = Path(self.folder.name) / "log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [BINARY, "serve", "--config", str(path)], stdout=log, stderr=log
+                [*wrapper, BINARY, "serve", "--config", str(path)], stdout=log, stderr=log
             )
 
     def wait_ready(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,11 +50,13 @@ def cli(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def metric(server: RunningServer, start: str) -> float:
-    """Sum of the samples whose line begins with `start`."""
+def metric(server: RunningServer, name: str, label: str = "") -> float:
+    """Sum of a metric's samples that carry `label`, of which there must be one."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+    found = [line for line in lines if re.match(rf"{name}[{{ ]", line) and label in line]
+    assert found, f"no {name} with {label}"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
 def test_answers_equal_the_reference(server: RunningServer) -> None:
@@ -193,7 +196,7 @@ def test_a_vanished_client_frees_everything(server: RunningServer) -> None:
     channel.close()
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        held = metric(server, "saccade_kv_held_blocks")
+        held = metric(server, "saccade_kv_blocks", 'state="held"')
         sessions = metric(server, "saccade_sessions")
         if held == 0 and sessions == 0:
             break
