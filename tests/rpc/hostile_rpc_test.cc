@@ -99,7 +99,7 @@ std::vector<BadMessage> BadMessages() {
   };
   for (const int32_t id :
        {-1, 288, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
-    bad.push_back({"token_ids", [id](Request& r) {
+    bad.push_back({"text.token_ids", [id](Request& r) {
                      r.mutable_text()->mutable_token_ids()->add_ids(FakeModel::kBos);
                      r.mutable_text()->mutable_token_ids()->add_ids(id);
                    }});
