@@ -120,8 +120,11 @@ void Describe(V& v, LimitsConfig& c) {
   v.Integer(Key{"max_state_values", "Numbers in one state vector, and in one executed action."},
             c.max_state_values, 1, 65'536);
   v.Real(Key{"acts_per_s", "Act requests of one session, sustained."}, c.acts_per_s, 0.01, 100'000);
-  v.Real(Key{"frames_per_s", "Frames of one session over all its cameras, sustained."},
-         c.frames_per_s, 0.01, 100'000);
+  v.Real(
+      Key{"frames_per_s",
+          "Frames of one session over all its cameras, sustained; one that a newer frame replaces "
+          "before it is decoded does not count."},
+      c.frames_per_s, 0.01, 100'000);
   v.Real(
       Key{"messages_per_s",
           "Text, state, executed, reset and cancel messages of one session together, sustained."},

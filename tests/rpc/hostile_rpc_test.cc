@@ -267,13 +267,16 @@ TEST(HostileTest, RatesAreLimitedPerSession) {
   const auto channel = NewChannel(server.address());
   SessionClient client(channel);
   client.Open(OpenWith("fast"));
-  for (int i = 0; i < 3; ++i) client.SendFrame(RawFrame("front", 9));
+  for (uint64_t id = 1; id <= 3; ++id) {  // each frame is used, so none is replaced unseen
+    client.SendFrame(RawFrame("front", 9));
+    EXPECT_EQ(client.Act(id).act_id(), id);
+  }
   client.SendFrame(RawFrame("front", 9));
   v1::RequestError error = client.NextError();
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
   EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_RATE_LIMITED);
   EXPECT_GT(error.detail().retry_after_us(), 0U);
-  for (uint64_t id = 1; id <= 5; ++id) EXPECT_EQ(client.Act(id).act_id(), id);
+  for (uint64_t id = 4; id <= 5; ++id) EXPECT_EQ(client.Act(id).act_id(), id);
   client.SendAct(6);
   error = client.NextError();
   EXPECT_EQ(error.act_id(), 6U);
