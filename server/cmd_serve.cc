@@ -109,6 +109,10 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   (*engine)->Drain(until);
   (*rpc)->Shutdown(until);
   rpc->reset();
+  if ((*engine)->stuck()) {
+    LogError("stopped; a worker still hangs in a step");
+    Leave(1);  // ends the process without waiting for it
+  }
   engine->reset();
   LogInfo("stopped");
   Leave(0);

@@ -120,6 +120,7 @@ struct SchedulerConfig {
   uint32_t pipeline_depth = 2;        // steps handed to a worker: the running and the next one
   double max_wait_ms = 200;           // a lower tier that got nothing for this long goes first
   double ageing_share = 0.1;          // of a worker's time, at most, for work that goes first so
+  double step_timeout_s = 30;         // a worker whose step takes this long is taken out
   double probe_after_ms = 1'000;      // idle this long, one request runs in spite of a prediction
 };
 

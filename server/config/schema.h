@@ -265,6 +265,11 @@ void Describe(V& v, SchedulerConfig& c) {
       Key{"ageing_share",
           "Fraction of a device's time, at most, for requests that go first after `max_wait_ms`."},
       c.ageing_share, 0.001, 1);
+  v.Real(
+      Key{"step_timeout_s",
+          "A worker whose step takes this long hangs: its requests fail, it gets no more work, and "
+          "the server is not ready without another one for the model."},
+      c.step_timeout_s, 0.1, 3'600);
   v.Real(Key{"probe_after_ms",
              "A model idle for this long admits one request that is predicted to be late: an old "
              "prediction must not refuse for ever."},

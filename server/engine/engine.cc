@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "base/inbox.h"
+#include "base/logging.h"
 #include "base/strings.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
@@ -22,6 +23,8 @@ namespace {
 
 // A worker whose steps fail this often in a row is taken out.
 constexpr int kFailuresUntilLost = 3;
+// A worker hangs when the same step was seen this often, at equal times over the timeout.
+constexpr int kLooksUntilStuck = 4;
 // Cache gauges follow the cache at most this much later.
 constexpr Micros kStatsInterval{100'000};
 
@@ -61,6 +64,7 @@ class Engine::Impl {
   void CancelSession(SessionId id) { Put(CancelSessionMessage{id}); }
   void Drain(TimePoint until);
   bool draining() const { return draining_.load(std::memory_order_acquire); }
+  bool stuck() const { return stuck_.load(std::memory_order_acquire) > 0; }
   bool Ready() const;
   absl::StatusOr<SchedulerStats> Stats();
   absl::Status CheckInvariants();
@@ -81,6 +85,9 @@ class Engine::Impl {
     std::unique_ptr<Worker> worker;
     TimePoint free_at{};  // predicted end of what it has
     int failures = 0;     // in a row
+    StepId watched;       // the running step at the last look
+    int looks = 0;        // at which it was the same
+    bool stuck = false;
     bool lost = false;
   };
 
@@ -138,6 +145,7 @@ class Engine::Impl {
   void Deliver(TimePoint now);
   void Finish(Active& active, Outcome outcome, TimePoint now);
   void LoseWorker(WorkerId id, TimePoint now);
+  void WatchWorkers(TimePoint now);
   void FinishDrain(TimePoint now);
 
   const EngineOptions options_;
@@ -153,6 +161,7 @@ class Engine::Impl {
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopped_{false};
   std::atomic<bool> warm_{false};
+  std::atomic<int> stuck_{0};  // workers
   std::vector<std::atomic<bool>> worker_up_;
 
   // Engine thread only.
@@ -162,6 +171,7 @@ class Engine::Impl {
   std::vector<DrainMessage> drains_;
   TimePoint stats_due_{};
   bool stats_dirty_ = true;
+  TimePoint watch_due_ = kNever;  // while a worker has work
   bool stop_ = false;
 
   std::thread thread_;
@@ -375,6 +385,7 @@ void Engine::Impl::Loop() {
       std::visit([&](auto& m) { Handle(m, now); }, message);
     }
     scheduler_->Sweep(now);
+    WatchWorkers(now);
     FeedWorkers(now);
     Deliver(now);
     FinishDrain(now);
@@ -386,6 +397,7 @@ void Engine::Impl::Loop() {
     }
     TimePoint wake = scheduler_->NextWake();
     if (stats_dirty_) wake = std::min(wake, stats_due_);
+    wake = std::min(wake, watch_due_);
     for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
     if (!stop_) wakeup_.WaitUntil(epoch, wake);
   }
@@ -457,11 +469,17 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
 
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id)
-    return;  // of a lost worker
+  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id) return;
   const std::unique_ptr<const StepPlan> done = std::move(state.outstanding.front());
   const StepPlan& plan = *done;
   state.outstanding.pop_front();
+  if (state.lost) {
+    if (std::exchange(state.stuck, false)) {
+      stuck_.fetch_sub(1, std::memory_order_acq_rel);
+      LogWarn("a worker that hung has come back; it stays out", {{"step", plan.id.value()}});
+    }
+    return;
+  }
   const StepResult& result = message.result;
   stats_dirty_ = true;
   if (state.outstanding.empty()) state.free_at = now;
@@ -506,6 +524,31 @@ void Engine::Impl::LoseWorker(WorkerId id, TimePoint now) {
   worker_up_[static_cast<size_t>(id.value())].store(false, std::memory_order_release);
   metrics_.SetWorkerUp(id, false);
   scheduler_->OnWorkerLost(id, now);
+}
+
+void Engine::Impl::WatchWorkers(TimePoint now) {
+  const bool due = watch_due_ <= now;
+  bool busy = false;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    WorkerState& state = workers_[i];
+    if (state.lost || state.outstanding.empty()) continue;
+    busy = true;
+    if (!due) continue;
+    const StepId running = state.outstanding.front()->id;
+    state.looks = running == state.watched ? state.looks + 1 : 0;
+    state.watched = running;
+    if (state.looks < kLooksUntilStuck) continue;
+    LogError("a worker hangs; its requests fail and it gets no more",
+             {{"worker", i}, {"step", running.value()}});
+    state.stuck = true;
+    stuck_.fetch_add(1, std::memory_order_acq_rel);
+    LoseWorker(WorkerId(static_cast<int32_t>(i)), now);
+  }
+  if (!busy) {
+    watch_due_ = kNever;
+  } else if (due || watch_due_ == kNever) {
+    watch_due_ = now + options_.step_timeout / kLooksUntilStuck;
+  }
 }
 
 void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
@@ -638,6 +681,7 @@ void Engine::CancelSession(SessionId id) { impl_->CancelSession(id); }
 void Engine::Drain(TimePoint until) { impl_->Drain(until); }
 bool Engine::draining() const { return impl_->draining(); }
 bool Engine::Ready() const { return impl_->Ready(); }
+bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
 std::span<const ServedModel> Engine::models() const { return impl_->models(); }

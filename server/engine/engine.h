@@ -41,6 +41,9 @@ struct EngineOptions {
   Micros max_wait{200'000};  // this and the next two: as in SchedulerOptions
   double ageing_share = 0.1;
   Micros probe_after{1'000'000};
+  // A worker whose step takes this long hangs, and is taken out. Counted in quarters of it that the
+  // engine saw pass, so that a machine that stood still accuses nobody.
+  Micros step_timeout{30'000'000};
   uint32_t max_rows = 512;  // trunk rows of one step
   uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;
@@ -105,6 +108,7 @@ class Engine {
   void Drain(TimePoint until);
   bool draining() const;
   bool Ready() const;                      // a healthy worker for every model, not draining
+  bool stuck() const;                      // a worker hangs: destruction would wait for it
   absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
   absl::Status CheckInvariants();          // asks the engine thread
 

@@ -427,6 +427,33 @@ TEST(HostileTest, AFloodIsHeldBackAndLosesNothing) {
   EXPECT_TRUE(client.Finish().ok());
 }
 
+TEST(HostileTest, AWorkerThatHangsFailsItsRequestsAndReadiness) {
+  const auto gate = std::make_shared<Gate>();
+  TestServer server({.model = {.gate = gate}, .step_timeout = std::chrono::milliseconds(200)});
+  const auto channel = NewChannel(server.address());
+  SessionClient client(channel);
+  client.Open(OpenWith("go"));
+  client.SendFrame(RawFrame("front", 9));
+  EXPECT_EQ(client.Act(1).act_id(), 1U);
+  EXPECT_TRUE(server.engine().Ready());
+  gate->Close();
+  client.SendAct(2);
+  v1::RequestError error = client.NextError();
+  EXPECT_EQ(error.act_id(), 2U);
+  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_WORKER_FAILED);
+  EXPECT_FALSE(server.engine().Ready());
+  EXPECT_TRUE(server.engine().stuck());
+  // Nothing waits for it: the next one is refused, and the step that was queued is not run.
+  client.SendAct(3);
+  error = client.NextError();
+  EXPECT_EQ(error.act_id(), 3U);
+  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_WORKER_FAILED);
+  EXPECT_TRUE(server.engine().CheckInvariants().ok());
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return !server.engine().stuck(); }));
+  EXPECT_FALSE(server.engine().Ready());
+}
+
 TEST(HostileTest, SessionsAreLimited) {
   TestServer server({.config = [](Config& config) {
     config.server.max_sessions = 3;
