@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
+#include "engine/recorder.h"
 #include "engine/worker.h"
 
 namespace saccade {
@@ -67,6 +68,7 @@ class Engine::Impl {
   bool stuck() const { return stuck_.load(std::memory_order_acquire) > 0; }
   bool Ready() const;
   absl::StatusOr<SchedulerStats> Stats();
+  absl::StatusOr<RecentWork> Recent();
   absl::Status CheckInvariants();
 
   const EngineOptions& options() const { return options_; }
@@ -115,13 +117,16 @@ class Engine::Impl {
   struct StatsMessage {
     std::promise<SchedulerStats> stats;
   };
+  struct RecentMessage {
+    std::promise<RecentWork> recent;
+  };
   struct InvariantsMessage {
     std::promise<absl::Status> status;
   };
   struct StopMessage {};
-  using Message =
-      std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                   StepMessage, DrainMessage, StatsMessage, InvariantsMessage, StopMessage>;
+  using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
+                               StepMessage, DrainMessage, StatsMessage, RecentMessage,
+                               InvariantsMessage, StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
@@ -137,6 +142,7 @@ class Engine::Impl {
   void Handle(StepMessage& message, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
   void Handle(StatsMessage& message, TimePoint now);
+  void Handle(RecentMessage& message, TimePoint now);
   void Handle(InvariantsMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
   void MarkStarted(const StepPlan& plan);
@@ -153,6 +159,7 @@ class Engine::Impl {
   std::vector<ServedModel> models_;
   const Clock& clock_;
   EngineMetrics metrics_;  // engine thread only
+  Recorder recorder_;      // engine thread only
 
   Inbox<Message> inbox_;
   Wakeup wakeup_;
@@ -364,6 +371,15 @@ absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
   return stats.get();
 }
 
+absl::StatusOr<RecentWork> Engine::Impl::Recent() {
+  if (stopped_.load(std::memory_order_acquire))
+    return absl::UnavailableError("the engine has stopped");
+  RecentMessage message;
+  std::future<RecentWork> recent = message.recent.get_future();
+  Put(std::move(message));
+  return recent.get();
+}
+
 absl::Status Engine::Impl::CheckInvariants() {
   if (stopped_.load(std::memory_order_acquire))
     return absl::UnavailableError("the engine has stopped");
@@ -440,6 +456,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     return;
   }
   metrics_.Rejected(request.klass, GetErrorInfo(status).reason, warm_);
+  recorder_.Request(message.id, request, status, nullptr, now);
   request.sink->OnDone(message.id, std::move(status));
 }
 
@@ -502,6 +519,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   }
   scheduler_->OnStepDone(plan, result, now);
   metrics_.StepDone(plan, result, warm_);
+  recorder_.Step(plan, result);
   if (result.status.ok()) {
     state.failures = 0;
     for (const SampledToken& token : result.tokens) {
@@ -557,6 +575,10 @@ void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
 
 void Engine::Impl::Handle(StatsMessage& message, TimePoint) {
   message.stats.set_value(scheduler_->stats());
+}
+
+void Engine::Impl::Handle(RecentMessage& message, TimePoint) {
+  message.recent.set_value(recorder_.Recent());
 }
 
 void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
@@ -633,6 +655,7 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   result.late = outcome.late;
   result.finished = now;
   metrics_.Finished(request, status, result, warm_);
+  recorder_.Request(outcome.id, request, status, status.ok() ? &result : nullptr, now);
   if (status.ok()) {
     request.sink->OnDone(outcome.id, std::move(result));
   } else {
@@ -683,6 +706,7 @@ bool Engine::draining() const { return impl_->draining(); }
 bool Engine::Ready() const { return impl_->Ready(); }
 bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
+absl::StatusOr<RecentWork> Engine::Recent() { return impl_->Recent(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
 std::span<const ServedModel> Engine::models() const { return impl_->models(); }
 std::span<const LatencyClass> Engine::classes() const { return impl_->options().classes; }

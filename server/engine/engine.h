@@ -17,6 +17,7 @@
 #include "kv/timeline.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
+#include "sched/step.h"
 
 namespace saccade {
 
@@ -85,6 +86,42 @@ struct ActRequest {
   std::shared_ptr<TapSink> tap;
 };
 
+// What one step was and took.
+struct StepRecord {
+  StepId id;
+  WorkerId worker;
+  ModelId model;
+  StepShape shape;
+  uint32_t sequences = 0;
+  TimePoint started{};
+  TimePoint finished{};
+  Micros predicted_p50{0};
+  bool ok = true;
+};
+
+// What became of one request.
+struct RequestRecord {
+  RequestId id;
+  SessionId session;
+  ModelId model;
+  ClassId klass;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  TimePoint finished{};
+  absl::StatusCode code = absl::StatusCode::kOk;
+  Reason reason = Reason::kUnspecified;  // when it failed or was refused
+  Timings timings;                       // zero unless it was answered
+  std::array<uint32_t, kModalities> cached_tokens{};
+  std::array<uint32_t, kModalities> prompt_tokens{};
+  bool late = false;
+};
+
+// The last of both, oldest first. Bounded.
+struct RecentWork {
+  std::vector<StepRecord> steps;
+  std::vector<RequestRecord> requests;
+};
+
 class Engine {
  public:
   // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns.
@@ -110,6 +147,7 @@ class Engine {
   bool Ready() const;                      // a healthy worker for every model, not draining
   bool stuck() const;                      // a worker hangs: destruction would wait for it
   absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
+  absl::StatusOr<RecentWork> Recent();     // asks the engine thread
   absl::Status CheckInvariants();          // asks the engine thread
 
   std::span<const ServedModel> models() const;
