@@ -128,8 +128,11 @@ struct ServerTls::Fetcher {
     const std::lock_guard lock(self.mu_);
     if (!self.fresh_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const grpc_ssl_pem_key_cert_pair pair{self.pems_.key.c_str(), self.pems_.certificate.c_str()};
-    *config = grpc_ssl_server_certificate_config_create(
-        self.pems_.client_ca.empty() ? nullptr : self.pems_.client_ca.c_str(), &pair, 1);
+    // gRPC asserts that there are roots even where no client is asked for a certificate. They are
+    // not looked at then, so any certificate will do.
+    const std::string& roots =
+        self.pems_.client_ca.empty() ? self.pems_.certificate : self.pems_.client_ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     self.fresh_ = false;
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }

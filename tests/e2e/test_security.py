@@ -109,7 +109,10 @@ def test_the_command_line_and_the_health_command(secured: Secured) -> None:
     assert status.returncode == 0 and "ready" in status.stdout, status.stderr
     for options, exit_code in ((tls, 0), ([], 1)):
         health = subprocess.run(
-            [BINARY, "health", *where, *options], cwd=secured.folder, capture_output=True, check=False
+            [BINARY, "health", *where, *options],
+            cwd=secured.folder,
+            capture_output=True,
+            check=False,
         )
         assert health.returncode == exit_code, health.stderr
 
@@ -118,9 +121,11 @@ def test_the_command_line_and_the_health_command(secured: Secured) -> None:
 def test_old_tls_is_refused(secured: Secured, version: str, accepted: bool) -> None:
     # Security level 0: the client would take the old versions, were they offered.
     tried = subprocess.run(
-        ["openssl", "s_client", "-connect", secured.server.address, f"-tls{version}"]
-        + ["-cipher", "ALL:@SECLEVEL=0", "-alpn", "h2", "-CAfile", "ca.pem"]
-        + ["-cert", "client.pem", "-key", "client.key", "-verify_return_error"],
+        [
+            *("openssl", "s_client", "-connect", secured.server.address, f"-tls{version}"),
+            *("-cipher", "ALL:@SECLEVEL=0", "-alpn", "h2", "-CAfile", "ca.pem"),
+            *("-cert", "client.pem", "-key", "client.key", "-verify_return_error"),
+        ],
         cwd=secured.folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -162,7 +162,7 @@ TEST(AuthenticatorTest, GuessingIsLimitedByAddress) {
   const auto auth = TwoTokens();
   const std::string good = StrCat("Bearer ", kInferToken);
   // Calls without any token are no guesses.
-  for (int i = 0; i < 100; ++i) Check(*auth, method::kPredict, {});
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(Check(*auth, method::kPredict, {}).ok());
   int looked_at = 0;
   for (int i = 0; i < 1000; ++i) {
     looked_at += Check(*auth, method::kPredict, {StrCat("Bearer guess", i)}).code() ==
@@ -340,8 +340,9 @@ TEST_F(TokenServerTest, EveryMethodAsksForAToken) {
           << answer.status.error_message();
       EXPECT_EQ(answer.first_message, "");
       ++refused;
-      if (ChecksItself(method))
+      if (ChecksItself(method)) {
         EXPECT_EQ(DetailOf(answer.status).reason(), v1::ERROR_REASON_UNAUTHENTICATED);
+      }
       EXPECT_THAT(answer.status.error_message(), HasSubstr("token"));
     }
     const bool admin_only = AccessOf(method) == Access::kAdmin;
@@ -354,7 +355,9 @@ TEST_F(TokenServerTest, EveryMethodAsksForAToken) {
       EXPECT_NE(answer.status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
       EXPECT_NE(answer.status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
       EXPECT_NE(answer.status.error_code(), grpc::StatusCode::CANCELLED);
-      if (reflection) EXPECT_EQ(ServicesOf(answer.first_message), services);
+      if (reflection) {
+        EXPECT_EQ(ServicesOf(answer.first_message), services);
+      }
     }
   }
   const auto& counters = server.metrics().refused;
@@ -579,43 +582,59 @@ TEST(PeerLimitsTest, OneAddressHasSoManySessions) {
   }));
 }
 
+// A frame of 48 pixels at one a second: the first is given and owed, the next has to wait 48 s.
+void OnePixelPerSecond(Config& config) { config.limits.pixels_per_s = 1; }
+
+void ExpectPixelLimit(const v1::ErrorDetail& detail) {
+  EXPECT_EQ(detail.reason(), v1::ERROR_REASON_RATE_LIMITED);
+  EXPECT_GT(detail.retry_after_us(), 30'000'000U);
+  EXPECT_LE(detail.retry_after_us(), 48'000'001U);
+}
+
 TEST(PeerLimitsTest, PixelsOfASessionAreLimitedBeforeDecoding) {
-  // One frame of 8x6 a second, and three at once.
-  TestServer server({.config = [](Config& config) { config.limits.pixels_per_s = 3 * 48; }});
+  TestServer server({.config = OnePixelPerSecond});
   SessionClient client(NewChannel(server.address()));
   v1::Open open;
   open.set_instruction("go");
-  EXPECT_EQ(client.Open(open).limits().pixels_per_s(), 144);
-  for (int i = 0; i < 3; ++i) client.SendFrame(RawFrame("front", 5, i));
-  // Its pixels are no image of that size: were it looked at, that would be the error.
-  v1::VisionFrame fake = RawFrame("front", 5, 3);
+  EXPECT_EQ(client.Open(open).limits().pixels_per_s(), 1);
+  // Larger than any frame may be: that is the error then, and it costs nothing.
+  v1::VisionFrame huge = RawFrame("front", 5);
+  huge.mutable_raw()->set_width(60'000);
+  huge.mutable_raw()->set_height(60'000);
+  client.SendFrame(huge);
+  EXPECT_EQ(client.NextError().detail().reason(), v1::ERROR_REASON_INVALID_INPUT);
+  client.SendFrame(RawFrame("front", 5, 1));
+  EXPECT_EQ(client.Act(1).frames(0).capture_time_ns(), 1);
+  // No image of that size: were it looked at, that would be the error.
+  v1::VisionFrame fake = RawFrame("front", 5, 2);
   fake.mutable_raw()->set_data("short");
   client.SendFrame(fake);
   const v1::RequestError error = client.NextError();
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
-  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_RATE_LIMITED);
-  EXPECT_GT(error.detail().retry_after_us(), 0U);
-  EXPECT_LE(error.detail().retry_after_us(), 333'334U);
-  EXPECT_EQ(client.Act(1).act_id(), 1U);  // with the third frame
+  ExpectPixelLimit(error.detail());
+  EXPECT_EQ(client.Act(2).frames(0).capture_time_ns(), 1);
+  // Another session has its own.
+  SessionClient other(NewChannel(server.address()));
+  other.Open(open);
+  other.SendFrame(RawFrame("front", 5, 3));
+  EXPECT_EQ(other.Act(1).frames(0).capture_time_ns(), 3);
 }
 
 TEST(PeerLimitsTest, PixelsOfPredictCallsAreLimitedByAddress) {
-  TestServer server({.config = [](Config& config) { config.limits.pixels_per_s = 2 * 48; }});
-  const auto predict = [&](uint32_t frames) {
+  TestServer server({.config = OnePixelPerSecond});
+  const auto predict = [&] {
     const auto stub = v1::Inference::NewStub(NewChannel(server.address()));
     v1::PredictRequest request;
     request.mutable_text()->set_instruction("go");
-    for (uint32_t i = 0; i < frames; ++i) *request.add_frames() = RawFrame("front", 5);
+    *request.add_frames() = RawFrame("front", 5);
     grpc::ClientContext context;
     v1::PredictResponse response;
     return stub->Predict(&context, request, &response);
   };
-  EXPECT_TRUE(predict(1).ok());
-  EXPECT_TRUE(predict(1).ok());
-  const grpc::Status refused = predict(1);
+  EXPECT_TRUE(predict().ok());
+  const grpc::Status refused = predict();
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(DetailOf(refused).reason(), v1::ERROR_REASON_RATE_LIMITED);
-  EXPECT_TRUE(DetailOf(refused).has_retry_after_us());
+  ExpectPixelLimit(DetailOf(refused));
   server.ExpectIdleSoon();
 }
 

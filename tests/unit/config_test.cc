@@ -268,7 +268,9 @@ TEST(ConfigTest, AddressesNeedAHostAndAPort) {
   }
   for (const char* good : {"0.0.0.0:1", "localhost:65535", "[::]:50051", "[fe80::1]:80",
                            "10.0.0.1:7", "vla-1.example.org:443"}) {
-    EXPECT_TRUE(Parse(WithModel(StrCat("server: {listen: \"", good, "\"}"))).ok()) << good;
+    EXPECT_TRUE(
+        Parse(WithModel(StrCat("server: {allow_insecure: true, listen: \"", good, "\"}"))).ok())
+        << good;
   }
   EXPECT_THAT(Refusal(WithModel("server: {listen: \"a:1\", metrics_listen: \"a:1\"}")),
               HasSubstr("server.metrics_listen: is the same address as server.listen"));
