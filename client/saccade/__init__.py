@@ -1,6 +1,7 @@
 """Client of the Saccade inference server for vision-language-action models."""
 
 from saccade.client import Client
+from saccade.credentials import Credentials
 from saccade.errors import RequestFailed, SaccadeError, SessionClosed
 from saccade.session import Session
 from saccade.types import (
@@ -25,6 +26,7 @@ __all__ = [
     "Actions",
     "Camera",
     "Client",
+    "Credentials",
     "FrameUsed",
     "LatencyClass",
     "ModalityTokens",

@@ -9,6 +9,7 @@ from types import TracebackType
 import grpc
 
 from saccade import errors, images, types
+from saccade.credentials import Credentials
 from saccade.session import Session
 from saccade.v1 import inference_pb2 as pb
 from saccade.v1 import (
@@ -25,10 +26,15 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 class Client:
     """Calls one server. Thread-safe; use it as a context manager or call ``close``."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(
+        self._channel = (credentials or Credentials()).channel(
             address,
             options=[
                 ("grpc.max_send_message_length", -1),  # the server states and enforces its limit
