@@ -85,7 +85,10 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     exposer = *std::move(started);
   }
   absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
-      RpcServer::Start(*config, clock, &metrics, std::string(version));
+      RpcServer::Start(*config, clock, &metrics, std::string(version), [&stop] {
+        stop.store(SIGTERM, std::memory_order_release);
+        stop.notify_all();
+      });
   if (!rpc.ok()) {
     Fail(rpc.status());
     Leave(absl::IsInvalidArgument(rpc.status()) ? 2 : 1);  // as for the configuration's own faults

@@ -17,6 +17,7 @@ namespace saccade {
 namespace {
 
 constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
+constexpr std::string_view kAdminService = "/saccade.v1.Admin/";
 // Any version of it.
 constexpr std::string_view kReflection = "/grpc.reflection.";
 constexpr std::string_view kScheme = "Bearer ";
@@ -85,6 +86,7 @@ absl::Status Unauthenticated(std::string_view message) {
 
 Access AccessOf(std::string_view method) {
   if (method.starts_with(kHealth)) return Access::kOpen;
+  if (method.starts_with(kAdminService)) return Access::kAdmin;
   if (ChecksItself(method) || method.starts_with(kReflection)) return Access::kInfer;
   return Access::kAdmin;
 }

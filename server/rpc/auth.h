@@ -18,7 +18,8 @@
 
 namespace saccade {
 
-// What a call needs. kInfer is reached by every role.
+// What a call needs. kInfer is reached by every role; kAdmin without tokens by callers on this host
+// only.
 enum class Access : uint8_t { kOpen, kInfer, kAdmin };
 
 // The methods whose handlers ask Front::Authorize themselves, so that their refusals are typed.
@@ -29,8 +30,13 @@ inline constexpr std::string_view kPredict = "/saccade.v1.Inference/Predict";
 inline constexpr std::string_view kListModels = "/saccade.v1.Models/List";
 inline constexpr std::string_view kGetModel = "/saccade.v1.Models/Get";
 inline constexpr std::string_view kGetStatus = "/saccade.v1.Server/GetStatus";
-inline constexpr std::array kCheckedByHandler = {kSession, kPredict, kListModels, kGetModel,
-                                                 kGetStatus};
+inline constexpr std::string_view kGetRecent = "/saccade.v1.Admin/GetRecent";
+inline constexpr std::string_view kGetTrace = "/saccade.v1.Admin/GetTrace";
+inline constexpr std::string_view kGetCache = "/saccade.v1.Admin/GetCache";
+inline constexpr std::string_view kDrain = "/saccade.v1.Admin/Drain";
+inline constexpr std::array kCheckedByHandler = {kSession,  kPredict,   kListModels,
+                                                 kGetModel, kGetStatus, kGetRecent,
+                                                 kGetTrace, kGetCache,  kDrain};
 }  // namespace method
 
 Access AccessOf(std::string_view method);

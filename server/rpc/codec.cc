@@ -173,6 +173,14 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   return proto;
 }
 
+void SetTimings(const Timings& timings, v1::Timings& out) {
+  out.set_queue_us(Positive(timings.queue));
+  out.set_encode_us(Positive(timings.encode));
+  out.set_prefill_us(Positive(timings.prefill));
+  out.set_act_us(Positive(timings.act));
+  out.set_total_us(Positive(timings.total));
+}
+
 v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
   v1::ActionChunk chunk;
   chunk.set_act_id(info.act_id);
@@ -193,13 +201,8 @@ v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
     used.set_age_us(Positive(result.finished - frame.captured));
     decode += frame.decode;
   }
-  v1::Timings& timings = *chunk.mutable_timings();
-  timings.set_queue_us(Positive(result.timings.queue));
-  timings.set_encode_us(Positive(result.timings.encode));
-  timings.set_prefill_us(Positive(result.timings.prefill));
-  timings.set_act_us(Positive(result.timings.act));
-  timings.set_total_us(Positive(result.timings.total));
-  timings.set_decode_us(Positive(decode));
+  SetTimings(result.timings, *chunk.mutable_timings());
+  chunk.mutable_timings()->set_decode_us(Positive(decode));
   for (size_t m = 0; m < kModalities; ++m) {
     if (result.prompt_tokens[m] == 0) continue;
     v1::ModalityTokens& tokens = *chunk.add_tokens();

@@ -38,6 +38,8 @@ struct ActInfo {
   std::shared_ptr<const Observation> observation;
   const ModelSpec* spec = nullptr;
 };
+// All but decode_us, which is of frames.
+void SetTimings(const Timings& timings, v1::Timings& out);
 v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result);
 
 // Bounds checks and conversion. INVALID_ARGUMENT names "<prefix>.<field>".

@@ -13,9 +13,15 @@ constexpr size_t kMaxAccounts = 4096;
 absl::Status Front::Authorize(std::string_view method,
                               std::span<const std::string_view> authorization,
                               std::string_view peer) {
-  if (authenticator_ == nullptr) return absl::OkStatus();
-  absl::Status status =
-      authenticator_->Check(method, authorization, PeerAddress(peer), clock_.Now());
+  absl::Status status;
+  if (authenticator_ != nullptr) {
+    status = authenticator_->Check(method, authorization, PeerAddress(peer), clock_.Now());
+  } else if (AccessOf(method) == Access::kAdmin && !IsOnThisHost(peer)) {
+    ErrorInfo info;
+    info.reason = Reason::kPermissionDenied;
+    status = MakeError(absl::StatusCode::kPermissionDenied,
+                       "without tokens (server.tokens_file) this call is for this host only", info);
+  }
   if (!status.ok() && metrics_ != nullptr) metrics_->Refuse(GetErrorInfo(status).reason);
   return status;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -65,6 +66,13 @@ class Front {
   void SetDraining() { draining_.store(true, std::memory_order_release); }
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   v1::GetStatusResponse Status() const;
+  TimePoint started() const { return started_; }
+
+  // What a client may ask for: the end of the process. Set once, before the port is open.
+  void SetOnDrain(std::function<void()> on_drain) { on_drain_ = std::move(on_drain); }
+  void RequestDrain() const {
+    if (on_drain_) on_drain_();
+  }
 
   // The share of decoding time of one connection's one-shot calls; streams have their own.
   std::shared_ptr<FairExecutor::Account> AccountOf(const std::string& peer);
@@ -87,6 +95,7 @@ class Front {
   Metrics* const metrics_;
   const std::string version_;
   const TimePoint started_;
+  std::function<void()> on_drain_;
   PeerBuckets predict_pixels_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mu_;

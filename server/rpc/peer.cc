@@ -42,6 +42,14 @@ std::string PeerAddress(std::string_view peer) {
   return Ipv6Network(host, peer);
 }
 
+bool IsOnThisHost(std::string_view peer) {
+  const std::string address = PeerAddress(peer);
+  if (address.starts_with("ipv4:127.") || address.starts_with("unix:")) return true;
+  // PeerAddress keeps a network of IPv6, in which ::1 is one of many: look at the host itself.
+  return peer.starts_with("ipv6:[::1]") || peer.starts_with("ipv6:%5B::1%5D") ||
+         peer.starts_with("ipv6:%5b::1%5d");
+}
+
 std::optional<Micros> PeerBuckets::Take(const std::string& address, TimePoint now, double amount) {
   const std::lock_guard lock(mu_);
   return FindLocked(address, now, true)->Take(now, amount);

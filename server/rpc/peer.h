@@ -16,6 +16,8 @@ namespace saccade {
 // Of IPv6 the /64 network, because one host has all of it; an IPv4 address in IPv6 is that address.
 // Anything else: the peer as it stands.
 std::string PeerAddress(std::string_view peer);
+// A loopback address or a Unix socket.
+bool IsOnThisHost(std::string_view peer);
 
 // One token bucket per peer address, for a bounded number of them. Any thread.
 class PeerBuckets {

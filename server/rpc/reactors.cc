@@ -8,8 +8,14 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
+#include "base/logging.h"
+#include "base/strings.h"
+#include "engine/recorder.h"
+#include "rpc/admin.h"
 #include "rpc/predict_core.h"
 #include "rpc/session_core.h"
+#include "saccade/v1/admin.grpc.pb.h"
 #include "saccade/v1/inference.grpc.pb.h"
 #include "saccade/v1/models.grpc.pb.h"
 #include "saccade/v1/server.grpc.pb.h"
@@ -259,6 +265,66 @@ class StatusService final : public v1::Server::CallbackService {
   const std::shared_ptr<Front> front_;
 };
 
+// Every call waits for one turn of the engine thread.
+class AdminService final : public v1::Admin::CallbackService {
+ public:
+  explicit AdminService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
+
+  grpc::ServerUnaryReactor* GetRecent(grpc::CallbackServerContext* context,
+                                      const v1::GetRecentRequest* request,
+                                      v1::GetRecentResponse* response) override {
+    return Reply(context, Ask(*context, method::kGetRecent, [&](Engine& engine) -> absl::Status {
+                   ASSIGN_OR_RETURN(const RecentWork recent, engine.Recent());
+                   *response =
+                       RecentRequestsOf(recent, engine, front_->started(), request->max_requests());
+                   return absl::OkStatus();
+                 }));
+  }
+  grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context,
+                                     const v1::GetTraceRequest*,
+                                     v1::GetTraceResponse* response) override {
+    return Reply(context, Ask(*context, method::kGetTrace, [&](Engine& engine) -> absl::Status {
+                   ASSIGN_OR_RETURN(const RecentWork recent, engine.Recent());
+                   response->set_json(ChromeTrace(recent, engine, front_->started()));
+                   return absl::OkStatus();
+                 }));
+  }
+  grpc::ServerUnaryReactor* GetCache(grpc::CallbackServerContext* context,
+                                     const v1::GetCacheRequest* request,
+                                     v1::GetCacheResponse* response) override {
+    return Reply(
+        context, Ask(*context, method::kGetCache, [&](Engine& engine) -> absl::Status {
+          ASSIGN_OR_RETURN(const SchedulerStats stats, engine.Stats());
+          *response = CachesOf(stats, engine);
+          if (!request->check_invariants()) return absl::OkStatus();
+          response->set_broken_invariant(std::string(FromAbsl(engine.CheckInvariants().message())));
+          return absl::OkStatus();
+        }));
+  }
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
+                                  v1::DrainResponse*) override {
+    const absl::Status allowed = AuthorizeCall(*front_, *context, method::kDrain);
+    if (allowed.ok()) {
+      LogInfo("a client asked for the end of the server", {{"peer", context->peer()}});
+      front_->RequestDrain();
+    }
+    return Reply(context, allowed);
+  }
+
+ private:
+  absl::Status Ask(const grpc::CallbackServerContext& context, std::string_view method,
+                   absl::FunctionRef<absl::Status(Engine&)> ask) const {
+    RETURN_IF_ERROR(AuthorizeCall(*front_, context, method));
+    const std::shared_ptr<Serving> service = front_->service();
+    if (service != nullptr) return ask(service->engine());
+    ErrorInfo info;
+    info.reason = Reason::kWorkerFailed;
+    info.retry_after = std::chrono::seconds(1);
+    return MakeError(absl::StatusCode::kUnavailable, "the server is loading its models", info);
+  }
+  const std::shared_ptr<Front> front_;
+};
+
 }  // namespace
 
 absl::Status AuthorizeCall(Front& front, const grpc::ServerContextBase& context,
@@ -274,7 +340,8 @@ std::vector<std::unique_ptr<grpc::Service>> MakeServices(std::shared_ptr<Front> 
   std::vector<std::unique_ptr<grpc::Service>> services;
   services.push_back(std::make_unique<InferenceService>(front));
   services.push_back(std::make_unique<ModelsService>(front));
-  services.push_back(std::make_unique<StatusService>(std::move(front)));
+  services.push_back(std::make_unique<StatusService>(front));
+  services.push_back(std::make_unique<AdminService>(std::move(front)));
   return services;
 }
 

@@ -99,6 +99,7 @@ class RpcServer::Impl {
     if (server_ != nullptr) Shutdown(front_->clock().Now());
   }
 
+  void SetOnDrain(std::function<void()> on_drain) { front_->SetOnDrain(std::move(on_drain)); }
   absl::Status Start() {
     const ServerConfig& config = front_->config().server;
     grpc::EnableDefaultHealthCheckService(true);
@@ -238,7 +239,8 @@ RpcServer::~RpcServer() = default;
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config,
                                                             const Clock& clock, Metrics* metrics,
-                                                            std::string version) {
+                                                            std::string version,
+                                                            std::function<void()> on_drain) {
   const int threads = config.server.decode_threads > 0
                           ? static_cast<int>(config.server.decode_threads)
                           : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
@@ -253,6 +255,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config
   }
   auto impl = std::make_unique<Impl>(config, std::move(decoding), std::move(tls),
                                      std::move(authenticator), clock, metrics, std::move(version));
+  impl->SetOnDrain(std::move(on_drain));
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
 }

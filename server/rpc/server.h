@@ -4,6 +4,7 @@
 //
 // Order at the end of a process: BeginDrain, Engine::Drain, Shutdown, then destroy the RpcServer,
 // then the engine.
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,8 +22,11 @@ class RpcServer {
   // Listens at config.server.listen; port 0 takes a free one. UNAVAILABLE naming the address when
   // it cannot be bound; INVALID_ARGUMENT naming key and file when certificates or tokens cannot be
   // used. `clock` and `metrics` (may be null) outlive the server.
+  // `on_drain` is called when a client asks for the end of the process (Admin.Drain): from any
+  // thread, maybe more than once; it must return at once. It may be null.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Config& config, const Clock& clock,
-                                                          Metrics* metrics, std::string version);
+                                                          Metrics* metrics, std::string version,
+                                                          std::function<void()> on_drain = nullptr);
   ~RpcServer();  // Shutdown with no patience
 
   // From now on calls reach `engine`, which outlives the server. FAILED_PRECONDITION when the

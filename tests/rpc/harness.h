@@ -35,6 +35,7 @@ struct ServerOptions {
   FakeModelOptions model = {};
   std::function<void(Config&)> config = nullptr;  // changes to the defaults
   Micros step_timeout{30'000'000};
+  std::function<void()> on_drain = nullptr;
   bool serve = true;  // false: the port is open, the engine is not attached
 };
 
@@ -77,7 +78,7 @@ class TestServer {
     }
     engine_ = Engine::Start(engine, std::move(backends), std::move(models), clock_, metrics_.get())
                   .value();
-    rpc_ = RpcServer::Start(config_, clock_, metrics_.get(), "1.2.3").value();
+    rpc_ = RpcServer::Start(config_, clock_, metrics_.get(), "1.2.3", options.on_drain).value();
     if (options.serve) Serve();
   }
 

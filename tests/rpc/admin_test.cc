@@ -1,9 +1,11 @@
-// What an engine remembers of its last steps and requests, and its trace.
+// What an engine remembers of its last steps and requests, its trace, and the Admin service.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <nlohmann/json.hpp>
 
 #include "engine/recorder.h"
+#include "saccade/v1/admin.grpc.pb.h"
 #include "tests/rpc/client.h"
 #include "tests/rpc/harness.h"
 
@@ -98,6 +100,82 @@ TEST(RecentTest, TraceIsJsonWithARowForEachWorkerAndSession) {
   }
   EXPECT_EQ(steps, recent.steps.size());
   EXPECT_EQ(answers, recent.requests.size());
+}
+
+std::unique_ptr<v1::Admin::Stub> NewAdmin(const TestServer& server) {
+  return v1::Admin::NewStub(NewChannel(server.address()));
+}
+
+TEST(AdminTest, ShowsRequestsTraceAndCaches) {
+  TestServer server;
+  const auto channel = NewChannel(server.address());
+  SessionClient client(channel);
+  client.Open(Go());
+  client.SendFrame(RawFrame("front", 9));
+  EXPECT_EQ(client.Act(1).act_id(), 1U);
+  EXPECT_EQ(client.Act(2).act_id(), 2U);
+  const auto admin = NewAdmin(server);
+
+  v1::GetRecentResponse recent;
+  v1::GetRecentRequest two;
+  two.set_max_requests(2);
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(admin->GetRecent(&context, two, &recent).ok());
+  }
+  ASSERT_EQ(recent.requests_size(), 2);
+  const v1::RecentRequest& last = recent.requests(1);
+  EXPECT_EQ(last.model(), "fake");
+  EXPECT_EQ(last.latency_class(), "best_effort");
+  EXPECT_EQ(last.code(), 0);
+  EXPECT_EQ(last.reason(), v1::ERROR_REASON_UNSPECIFIED);
+  EXPECT_EQ(last.deadline_us(), 0U);
+  EXPECT_GT(last.total_us(), 0U);
+  EXPECT_GE(last.total_us(), last.timings().act_us());
+  EXPECT_GT(last.arrival_us(), recent.requests(0).arrival_us());
+  EXPECT_GT(last.cached_tokens(), recent.requests(0).cached_tokens());
+  EXPECT_EQ(last.prompt_tokens(), recent.requests(0).prompt_tokens());
+
+  v1::GetTraceResponse trace;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(admin->GetTrace(&context, {}, &trace).ok());
+  }
+  EXPECT_TRUE(nlohmann::json::parse(trace.json()).contains("traceEvents"));
+
+  v1::GetCacheResponse cache;
+  v1::GetCacheRequest check;
+  check.set_check_invariants(true);
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(admin->GetCache(&context, check, &cache).ok());
+  }
+  EXPECT_EQ(cache.broken_invariant(), "");
+  EXPECT_TRUE(cache.has_broken_invariant());
+  ASSERT_EQ(cache.caches_size(), 1);
+  const v1::CacheState& state = cache.caches(0);
+  uint32_t used = 0;
+  for (const v1::PartitionState& part : state.partitions()) used += part.held() + part.idle();
+  EXPECT_EQ(state.free_blocks() + used, state.total_blocks());
+  EXPECT_EQ(state.partitions_size(), static_cast<int>(kModalities));
+  EXPECT_GT(state.partitions(0).hit_tokens() + state.partitions(1).hit_tokens(), 0U);
+}
+
+TEST(AdminTest, BeforeModelsAreLoadedItSaysSo) {
+  TestServer server({.serve = false});
+  grpc::ClientContext context;
+  v1::GetCacheResponse cache;
+  EXPECT_EQ(NewAdmin(server)->GetCache(&context, {}, &cache).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(AdminTest, DrainAsksForTheEnd) {
+  std::atomic<int> asked = 0;
+  TestServer server({.on_drain = [&asked] { ++asked; }});
+  grpc::ClientContext context;
+  v1::DrainResponse response;
+  EXPECT_TRUE(NewAdmin(server)->Drain(&context, {}, &response).ok());
+  EXPECT_EQ(asked, 1);
 }
 
 }  // namespace
