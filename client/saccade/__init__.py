@@ -1,8 +1,33 @@
-"""Client of the Saccade inference server for vision-language-action models."""
+"""Client of the Saccade inference server for vision-language-action models.
+
+``saccade.aio`` has the same for asyncio.
+"""
 
 from saccade.client import Client
-from saccade.errors import RequestFailed, SaccadeError, SessionClosed
-from saccade.session import Session
+from saccade.errors import (
+    Cancelled,
+    ConnectionLost,
+    Draining,
+    Expired,
+    Internal,
+    InvalidActionToken,
+    InvalidInput,
+    Late,
+    MissingInput,
+    NeverFits,
+    NoFrame,
+    NonFinite,
+    QueueFull,
+    RateLimited,
+    RequestFailed,
+    SaccadeError,
+    SessionClosed,
+    StaleFrame,
+    Superseded,
+    TimedOut,
+    WorkerFailed,
+)
+from saccade.session import ActStream, Session
 from saccade.types import (
     ActionDimension,
     Actions,
@@ -13,26 +38,51 @@ from saccade.types import (
     LatencyClass,
     ModalityTokens,
     ModelInfo,
+    Reconnect,
+    Reconnected,
     ServerStatus,
     Timings,
+    Token,
 )
 
 __version__ = "0.1.0"
 __all__ = [
+    "ActStream",
     "ActionDimension",
     "ActionSample",
     "ActionSpace",
     "Actions",
     "Camera",
+    "Cancelled",
     "Client",
+    "ConnectionLost",
+    "Draining",
+    "Expired",
     "FrameUsed",
+    "Internal",
+    "InvalidActionToken",
+    "InvalidInput",
+    "Late",
     "LatencyClass",
+    "MissingInput",
     "ModalityTokens",
     "ModelInfo",
+    "NeverFits",
+    "NoFrame",
+    "NonFinite",
+    "QueueFull",
+    "RateLimited",
+    "Reconnect",
+    "Reconnected",
     "RequestFailed",
     "SaccadeError",
     "ServerStatus",
     "Session",
     "SessionClosed",
+    "StaleFrame",
+    "Superseded",
+    "TimedOut",
     "Timings",
+    "Token",
+    "WorkerFailed",
 ]
