@@ -160,7 +160,10 @@ class ActStream:
         future.add_done_callback(lambda _: tokens.put_nowait(None))
 
     async def __aiter__(self) -> AsyncIterator[types.Token]:
-        """Ends with the answer; raises what the request failed with."""
+        """Ends with the answer; raises what the request failed with.
+
+        A request that is repeated after a reconnect begins again at index 0.
+        """
         while (token := await self._next()) is not None:
             yield token
         self._tokens.put_nowait(None)

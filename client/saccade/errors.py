@@ -227,4 +227,6 @@ def from_rpc_error(error: grpc.RpcError) -> RequestFailed:
     code, message = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and detail.reason == 0:
         return ConnectionLost(message, code=code.name)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and detail.reason == 0:
+        return TimedOut(message, code=code.name, reason="EXPIRED")
     return from_detail(code.value[0], message, detail)

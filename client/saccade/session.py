@@ -28,7 +28,10 @@ class ActStream:
         future.add_done_callback(lambda _: tokens.put(None))
 
     def __iter__(self) -> Iterator[types.Token]:
-        """Ends with the answer; raises what the request failed with."""
+        """Ends with the answer; raises what the request failed with.
+
+        A request that is repeated after a reconnect begins again at index 0.
+        """
         while (token := self._tokens.get()) is not None:
             yield token
         self._tokens.put(None)

@@ -83,6 +83,11 @@ def test_unavailable_without_a_reason_is_a_lost_connection() -> None:
     assert type(lost) is saccade.ConnectionLost and lost.retriable and lost.code == "UNAVAILABLE"
 
 
+def test_a_call_that_ran_into_its_own_deadline_timed_out() -> None:
+    late = errors.from_rpc_error(Failed(grpc.StatusCode.DEADLINE_EXCEEDED, None))
+    assert type(late) is saccade.TimedOut and late.reason == "EXPIRED"
+
+
 def test_details_that_are_not_ours_are_passed_over() -> None:
     for metadata in (b"\xff\xff\xff", error_pb2.RpcStatus(code=5).SerializeToString()):
         failed = errors.from_rpc_error(Failed(grpc.StatusCode.NOT_FOUND, metadata))
