@@ -502,7 +502,8 @@ class Core:
             return True
         if self._state is _State.DOWN and isinstance(error, (errors.RateLimited, errors.TimedOut)):
             return True  # RateLimited: the server may not have noticed yet that the old one is gone
-        return error.reason == "UNSPECIFIED" and error.code in ("CANCELLED", "UNKNOWN")
+        # Without a reason they are gRPC's own words for a broken stream; the server gives reasons.
+        return error.reason == "UNSPECIFIED" and error.code in ("CANCELLED", "UNKNOWN", "INTERNAL")
 
     def _drop_acts(self) -> None:
         for act_id, act in list(self._acts.items()):
@@ -513,7 +514,7 @@ class Core:
             del self._acts[act_id]
             cause = self._cause
             assert cause is not None
-            if not cause.retriable:  # CANCELLED and UNKNOWN of a transport
+            if not cause.retriable:  # one of gRPC's own words
                 cause = errors.ConnectionLost(cause.message, code="UNAVAILABLE")
             self._resolve(act, cause.again())
 

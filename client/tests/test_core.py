@@ -275,6 +275,8 @@ def test_a_server_may_ask_for_a_longer_pause() -> None:
     [
         (LOST, True, True),
         (errors.RequestFailed("x", code="CANCELLED"), True, True),
+        (errors.RequestFailed("x", code="INTERNAL"), True, True),
+        (errors.Internal("x", code="INTERNAL", reason="INTERNAL"), False, False),
         (errors.Draining("x", code="UNAVAILABLE", reason="DRAINING"), True, True),
         (errors.RateLimited("x", code="RESOURCE_EXHAUSTED", reason="RATE_LIMITED"), False, True),
         (errors.TimedOut("x", code="DEADLINE_EXCEEDED", reason="EXPIRED"), False, True),
