@@ -22,6 +22,8 @@ from saccade.v1 import inference_pb2 as pb
 
 LOG = logging.getLogger("saccade")
 OPEN_TIMEOUT_S = 10.0
+EXPIRE_EVERY_S = 0.05
+"""How often requests that wait for a connection are held against their deadlines."""
 _MAX_AGE_US = 3_600_000_000
 _KEPT = 2  # per input: the newest, and the one before it in case the newest is refused
 _NOTES = 100
@@ -299,21 +301,14 @@ class Core:
             delay = min(step, self._policy.cap_s) * random.uniform(0.5, 1.0)
             return max(delay, (error.retry_after_s or 0.0) if error is not None else 0.0)
 
-    def expire(self) -> float:
-        """Fails requests that wait for a connection past their deadline; seconds to the next one."""
+    def expire(self) -> None:
+        """Fails requests that wait for a connection past their deadline."""
         with self._change():
             now = self._clock()
-            soonest = math.inf
             for act in list(self._acts.values()):
                 deadline = self.deadline_s(act.request)
-                if act.in_flight or deadline is None:
-                    continue
-                left = act.asked + deadline - now
-                if left <= 0:
+                if not act.in_flight and deadline is not None and now - act.asked >= deadline:
                     self._expired(act, deadline)
-                else:
-                    soonest = min(soonest, left)
-            return soonest
 
     def fail(self, error: errors.SaccadeError) -> None:
         """The session is over, whatever its state."""
@@ -424,7 +419,7 @@ class Core:
     def _expired(self, act: _Act, deadline_s: float) -> None:
         del self._acts[act.request.id]
         error = errors.Expired(
-            f"its deadline passed without a connection: {self._cause}",
+            f"its deadline passed without a connection: {self._cause or 'not open yet'}",
             code="DEADLINE_EXCEEDED",
             reason="EXPIRED",
             deadline_s=deadline_s,

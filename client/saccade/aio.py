@@ -351,7 +351,8 @@ class Session(_core.SessionBase):
                     break
                 end = time.monotonic() + delay_s
                 while (left := end - time.monotonic()) > 0:
-                    await asyncio.sleep(min(left, self._core.expire()))
+                    self._core.expire()
+                    await asyncio.sleep(min(left, _core.EXPIRE_EVERY_S))
         except Exception as error:  # nobody may be left waiting
             _core.LOG.exception("a session failed")
             over = errors.SessionClosed(f"a fault of the client: {error!r}")
@@ -364,12 +365,12 @@ class Session(_core.SessionBase):
         self._core.connect(outgoing.put_nowait)
         call = self._stub.Session(_until_none(outgoing))
         try:
-            event = await asyncio.wait_for(call.read(), _core.OPEN_TIMEOUT_S)
+            event = await self._first_event(call)
             while event is not grpc.aio.EOF:
                 self._core.handle(event)
                 event = await call.read()
-        except asyncio.TimeoutError:
-            return _core.timed_out("no answer to the opening", _core.OPEN_TIMEOUT_S)
+        except errors.TimedOut as error:
+            return error
         except grpc.RpcError as error:
             return errors.from_rpc_error(error)
         except grpc.aio.UsageError as error:  # the channel was closed
@@ -378,6 +379,20 @@ class Session(_core.SessionBase):
             outgoing.put_nowait(None)
             call.cancel()
         return None
+
+    async def _first_event(self, call: grpc.aio.StreamStreamCall) -> pb.SessionResponse:
+        first = asyncio.ensure_future(call.read())
+        end = time.monotonic() + _core.OPEN_TIMEOUT_S
+        try:
+            while not first.done():
+                await asyncio.wait([first], timeout=_core.EXPIRE_EVERY_S)
+                self._core.expire()
+                if not first.done() and time.monotonic() >= end:
+                    raise _core.timed_out("no answer to the opening", _core.OPEN_TIMEOUT_S)
+            event: pb.SessionResponse = first.result()
+            return event
+        finally:
+            first.cancel()
 
 
 async def _until_none(

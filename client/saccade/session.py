@@ -210,7 +210,8 @@ class Session(_core.SessionBase):
         """Waits; False: the session is closed."""
         end = time.monotonic() + delay_s
         while (left := end - time.monotonic()) > 0:
-            if self._aborted.wait(min(left, self._core.expire())):
+            self._core.expire()
+            if self._aborted.wait(min(left, _core.EXPIRE_EVERY_S)):
                 break
         return not self._aborted.is_set()
 
@@ -218,7 +219,6 @@ class Session(_core.SessionBase):
         """One stream from opening to end; what it ended with."""
         outgoing: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         self._core.connect(outgoing.put)
-        late = threading.Event()
         try:
             call = self._stub.Session(iter(outgoing.get, None))
         except ValueError as error:  # gRPC's word for a channel that was closed
@@ -226,24 +226,28 @@ class Session(_core.SessionBase):
         self._call = call
         if self._aborted.is_set():
             call.cancel()
+        answered, late = threading.Event(), threading.Event()
 
-        def give_up() -> None:
-            late.set()
-            call.cancel()
+        def watch() -> None:
+            end = time.monotonic() + _core.OPEN_TIMEOUT_S
+            while not answered.wait(_core.EXPIRE_EVERY_S):
+                self._core.expire()
+                if time.monotonic() >= end:
+                    late.set()
+                    call.cancel()
+                    return
 
-        timer = threading.Timer(_core.OPEN_TIMEOUT_S, give_up)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=watch, name="saccade-opening", daemon=True).start()
         try:
             for event in call:
-                timer.cancel()
+                answered.set()
                 self._core.handle(event)
         except grpc.RpcError as error:
             if late.is_set():
                 return _core.timed_out("no answer to the opening", _core.OPEN_TIMEOUT_S)
             return errors.from_rpc_error(error)
         finally:
-            timer.cancel()
+            answered.set()
             outgoing.put(None)  # lets gRPC's sending thread end
         return None
 

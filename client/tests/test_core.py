@@ -177,9 +177,10 @@ def test_acts_are_repeated_with_what_is_left_of_their_deadline() -> None:
     h.now += 0.5
     h.core.ended(LOST)
     assert isinstance(elsewhere[0], errors.ConnectionLost)
-    assert h.core.expire() == pytest.approx(0.5)
+    h.core.expire()
+    assert short == []
     h.now += 0.6
-    assert h.core.expire() == pytest.approx(1.9)
+    h.core.expire()
     assert isinstance(short[0], errors.Expired) and short[0].deadline_s == pytest.approx(1.0)
     written = h.connect()
     assert kinds(written) == ["open", "act", "act"]

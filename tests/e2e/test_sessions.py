@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +214,48 @@ def test_async_acts_are_repeated_when_asked_to(mortal: Restartable) -> None:
             assert ids(await asked) == ids(await stream.actions()) == ids(before)
 
     asyncio.run(run())
+
+
+def test_held_acts_expire_while_a_silent_server_is_tried(mortal: Restartable) -> None:
+    """Something takes the connection and never says a word: no deadline waits for that."""
+    policy = {"instruction": TEXT, "reconnect": QUICK, "retry_acts": True}
+
+    async def run() -> None:
+        async with aio.Client(mortal.address) as client, client.session(**policy) as session:
+            session.send_frame(FRAME)
+            await session.act()
+            mortal.kill()
+            with silent(mortal):
+                await asyncio.sleep(0.5)  # it hangs in an attempt
+                started = time.monotonic()
+                with pytest.raises(Expired):
+                    await session.act(deadline_s=0.3)
+                assert 0.25 < time.monotonic() - started < 1.5
+
+    asyncio.run(run())
+    mortal.start_again()
+    mortal.wait_ready()
+    with Client(mortal.address) as client, client.session(**policy) as session:
+        session.send_frame(FRAME)
+        session.act()
+        mortal.kill()
+        with silent(mortal):
+            time.sleep(0.5)
+            started = time.monotonic()
+            with pytest.raises(Expired):
+                session.act(deadline_s=0.3)
+            assert 0.25 < time.monotonic() - started < 1.5
+            closing = time.monotonic()
+            session.close()
+            assert time.monotonic() - closing < 2
+
+
+@contextmanager
+def silent(server: RunningServer) -> Iterator[None]:
+    """A listener on the server's port that never answers."""
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_server((host, int(port))):
+        yield
 
 
 def test_a_stream_of_frames_goes_on_through_a_crash(mortal: Restartable) -> None:
