@@ -219,7 +219,7 @@ class Core:
                     "cancelled while not connected", code="CANCELLED", reason="CANCELLED"
                 )
                 self._resolve(self._acts.pop(act_id), cancelled)
-            if self._write is not None:
+            if self._write is not None and self._state in (_State.LIVE, _State.DRAINING):
                 self._put(pb.SessionRequest(cancel=pb.Cancel(all=True)))
 
     def deadline_s(self, request: pb.ActRequest) -> float | None:
