@@ -70,6 +70,7 @@ EngineOptions ToEngineOptions(const Config& config) {
   options.pipeline_depth = scheduler.pipeline_depth;
   options.max_wait = FromMillis(scheduler.max_wait_ms);
   options.ageing_share = scheduler.ageing_share;
+  options.step_timeout = FromMillis(scheduler.step_timeout_s * 1000);
   options.probe_after = FromMillis(scheduler.probe_after_ms);
   options.max_rows = scheduler.max_batch_rows;
   options.max_logit_rows = scheduler.max_batch_sequences;

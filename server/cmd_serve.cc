@@ -47,8 +47,8 @@ int RunCheckConfig(const std::string& config_path) {
   return 0;
 }
 
-int RunHealth(const std::string& address) {
-  const absl::Status status = ProbeHealth(address, std::chrono::milliseconds(2000));
+int RunHealth(const std::string& address, const ProbeTls& tls) {
+  const absl::Status status = ProbeHealth(address, tls, std::chrono::milliseconds(2000));
   return status.ok() ? 0 : Fail(status);
 }
 
@@ -86,7 +86,10 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   }
   absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
       RpcServer::Start(*config, clock, &metrics, std::string(version));
-  if (!rpc.ok()) Leave(Fail(rpc.status()));
+  if (!rpc.ok()) {
+    Fail(rpc.status());
+    Leave(absl::IsInvalidArgument(rpc.status()) ? 2 : 1);  // as for the configuration's own faults
+  }
   LogInfo("listening, loading models",
           {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
@@ -109,6 +112,10 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   (*engine)->Drain(until);
   (*rpc)->Shutdown(until);
   rpc->reset();
+  if ((*engine)->stuck()) {
+    LogError("stopped; a worker still hangs in a step");
+    Leave(1);  // ends the process without waiting for it
+  }
   engine->reset();
   LogInfo("stopped");
   Leave(0);

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "rpc/health_probe.h"
 #include "stop_signals.h"
 
 namespace saccade {
@@ -16,6 +17,6 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
 int RunCheckConfig(const std::string& config_path);
 
 // Asks grpc.health.v1 at `address` once. 0 SERVING, else 1.
-int RunHealth(const std::string& address);
+int RunHealth(const std::string& address, const ProbeTls& tls);
 
 }  // namespace saccade

@@ -70,7 +70,20 @@ int Main(int argc, char** argv, const saccade::StopSignals& signals) {
   std::string health_address = "127.0.0.1:50051";
   CLI::App* health = app.add_subcommand("health", "exit 0 when the server at an address is ready");
   health->add_option("--address", health_address, "host:port")->capture_default_str();
-  health->callback([&] { command = [&] { return saccade::RunHealth(health_address); }; });
+  saccade::ProbeTls health_tls;
+  CLI::Option* health_ca =
+      health->add_option("--tls-ca", health_tls.ca, "PEM of what signed the server's certificate");
+  CLI::Option* health_cert = health->add_option("--tls-cert", health_tls.certificate,
+                                                "PEM certificate, for a server that asks for one");
+  CLI::Option* health_key = health->add_option("--tls-key", health_tls.key, "its PEM private key");
+  health_cert->needs(health_ca, health_key);
+  health_key->needs(health_cert);
+  health
+      ->add_option("--tls-name", health_tls.server_name,
+                   "name in the server's certificate, when it is not the address's")
+      ->needs(health_ca);
+  health->callback(
+      [&] { command = [&] { return saccade::RunHealth(health_address, health_tls); }; });
 
   saccade::InspectOptions inspect_options;
   CLI::App* inspect =

@@ -116,13 +116,17 @@ case $mode in
   sanitize)
     unpack_promtool
     mapfile -t targets < <(tests_in unit kv sim rpc)
-    for preset in asan tsan; do
-      say "Tests under sanitizers: $preset"
-      configure_and_build "$preset" "${targets[@]}"
-      export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
-      export TSAN_OPTIONS=halt_on_error=1
-      run_ctest "build/$preset" -R '^(unit|kv|sim|rpc)\.'
-    done
+    say "Tests under the address and undefined-behaviour sanitizers"
+    configure_and_build asan "${targets[@]}"
+    export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+    run_ctest build/asan -R '^(unit|kv|sim|rpc)\.'
+    # The system's gRPC is not instrumented: the thread sanitizer does not see how it hands a call from thread to
+    # thread. Streams are tested on a transport of the test's own instead.
+    say "Tests under the thread sanitizer"
+    mapfile -t targets < <(tests_in unit kv sim)
+    configure_and_build tsan "${targets[@]}" session_core_test
+    export TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1"
+    run_ctest build/tsan -R '^(unit|kv|sim)\.|^rpc\.session_core_test'
     finish
     ;;
   fuzz)

@@ -4,6 +4,7 @@
 """
 
 from saccade.client import Client
+from saccade.credentials import Credentials
 from saccade.errors import (
     Cancelled,
     ConnectionLost,
@@ -17,6 +18,7 @@ from saccade.errors import (
     NeverFits,
     NoFrame,
     NonFinite,
+    PermissionDenied,
     QueueFull,
     RateLimited,
     RequestFailed,
@@ -25,6 +27,7 @@ from saccade.errors import (
     StaleFrame,
     Superseded,
     TimedOut,
+    Unauthenticated,
     WorkerFailed,
 )
 from saccade.session import ActStream, Session
@@ -56,6 +59,7 @@ __all__ = [
     "Cancelled",
     "Client",
     "ConnectionLost",
+    "Credentials",
     "Draining",
     "Expired",
     "FrameUsed",
@@ -70,6 +74,7 @@ __all__ = [
     "NeverFits",
     "NoFrame",
     "NonFinite",
+    "PermissionDenied",
     "QueueFull",
     "RateLimited",
     "Reconnect",
@@ -84,5 +89,6 @@ __all__ = [
     "TimedOut",
     "Timings",
     "Token",
+    "Unauthenticated",
     "WorkerFailed",
 ]

@@ -17,6 +17,7 @@ import grpc.aio
 
 from saccade import _core, channel, errors, images, types
 from saccade.client import DEFAULT_ADDRESS
+from saccade.credentials import Credentials
 from saccade.v1 import inference_pb2 as pb
 from saccade.v1 import (
     inference_pb2_grpc,
@@ -32,10 +33,17 @@ __all__ = ["ActStream", "Client", "Session"]
 class Client:
     """Calls one server; use it as ``async with`` or await ``close``."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = channel.connect_aio(address)
+        credentials = credentials or Credentials()
+        self._channel = channel.connect_aio(address, credentials)
+        self._metadata = credentials.metadata()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._models = models_pb2_grpc.ModelsStub(self._channel)
@@ -59,7 +67,9 @@ class Client:
         """The server as a whole."""
         try:
             answer = await self._server.GetStatus(
-                server_pb2.GetStatusRequest(), timeout=timeout_s or self._timeout_s
+                server_pb2.GetStatusRequest(),
+                timeout=timeout_s or self._timeout_s,
+                metadata=self._metadata,
             )
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from None
@@ -68,7 +78,9 @@ class Client:
     async def models(self) -> list[types.ModelInfo]:
         """Every model the server has loaded."""
         try:
-            answer = await self._models.List(models_pb2.ListRequest(), timeout=self._timeout_s)
+            answer = await self._models.List(
+                models_pb2.ListRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from None
         return [types.model_info(m) for m in answer.models]
@@ -102,7 +114,9 @@ class Client:
         )
         sent = time.perf_counter()
         try:
-            answer = await self._inference.Predict(request, timeout=timeout_s)
+            answer = await self._inference.Predict(
+                request, timeout=timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from None
         return types.actions(answer.chunk, time.perf_counter() - sent)
@@ -126,7 +140,15 @@ class Client:
         message = _core.open_message(
             model, instruction, cameras, statistics_key, latency_class, supersede, stream_tokens
         )
-        session = Session(self._inference, message, reconnect, retry_acts, on_token, on_reconnect)
+        session = Session(
+            self._inference,
+            message,
+            reconnect,
+            retry_acts,
+            on_token,
+            on_reconnect,
+            self._metadata,
+        )
         self._sessions.add(session)
         return session
 
@@ -201,10 +223,12 @@ class Session(_core.SessionBase):
         retry_acts: bool,
         on_token: _core.OnToken | None,
         on_reconnect: _core.OnReconnect | None,
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
         core = _core.Core(message, reconnect, retry_acts, on_token, on_reconnect, self._on_first)
         super().__init__(core, message.options.stream_tokens)
         self._stub = stub
+        self._metadata = metadata
         self._first: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[None] | None = None
 
@@ -363,7 +387,7 @@ class Session(_core.SessionBase):
         """One stream from opening to end; what it ended with."""
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._core.connect(outgoing.put_nowait)
-        call = self._stub.Session(_until_none(outgoing))
+        call = self._stub.Session(_until_none(outgoing), metadata=self._metadata)
         try:
             event = await self._first_event(call)
             while event is not grpc.aio.EOF:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from saccade.credentials import Credentials
+
 OPTIONS = [
     ("grpc.max_send_message_length", -1),  # the server states and enforces its limit
     ("grpc.max_receive_message_length", -1),
@@ -18,11 +20,11 @@ OPTIONS = [
 ]
 
 
-def connect(address: str) -> grpc.Channel:
+def connect(address: str, credentials: Credentials) -> grpc.Channel:
     """A channel for the blocking client."""
-    return grpc.insecure_channel(address, options=OPTIONS)
+    return credentials.channel(address, OPTIONS)
 
 
-def connect_aio(address: str) -> grpc.aio.Channel:
+def connect_aio(address: str, credentials: Credentials) -> grpc.aio.Channel:
     """A channel for the asyncio client; made in the event loop that uses it."""
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return credentials.aio_channel(address, OPTIONS)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from saccade import Client, errors, top, types
 from saccade.client import DEFAULT_ADDRESS
+from saccade.credentials import Credentials
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -156,6 +157,10 @@ def _top(client: Client, args: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="saccade", description=__doc__)
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (%(default)s)")
+    parser.add_argument("--tls-ca", default="", help="PEM of what signed the server's certificate")
+    parser.add_argument("--tls-cert", default="", help="PEM certificate of this client")
+    parser.add_argument("--tls-key", default="", help="its PEM private key")
+    parser.add_argument("--token-file", default="", help="file with the bearer token")
     commands = parser.add_subparsers(dest="command", required=True)
 
     request = argparse.ArgumentParser(add_help=False)
@@ -201,7 +206,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"saccade: --{name} must be positive", file=sys.stderr)
             return 2
     try:
-        with Client(args.address) as client:
+        credentials = Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+        with Client(args.address, credentials=credentials) as client:
             return int(args.run(client, args))
     except errors.SaccadeError as error:
         print(f"saccade: {error}", file=sys.stderr)

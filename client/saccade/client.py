@@ -10,6 +10,7 @@ from types import TracebackType
 import grpc
 
 from saccade import _core, channel, errors, images, types
+from saccade.credentials import Credentials
 from saccade.session import Session
 from saccade.v1 import (
     inference_pb2_grpc,
@@ -25,10 +26,15 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 class Client:
     """Calls one server. Thread-safe; use it as a context manager or call ``close``."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = channel.connect(address)
+        self._channel = channel.connect(address, credentials or Credentials())
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._models = models_pb2_grpc.ModelsStub(self._channel)

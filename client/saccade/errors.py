@@ -165,6 +165,14 @@ class MissingInput(RequestFailed):
     """An instruction or a state that the model needs has not been sent yet; ``field`` says which."""
 
 
+class Unauthenticated(RequestFailed):
+    """The call brings no bearer token, or one the server does not know."""
+
+
+class PermissionDenied(RequestFailed):
+    """The token is known, but its role does not reach this call."""
+
+
 BY_REASON: dict[int, type[RequestFailed]] = {
     error_pb2.ERROR_REASON_UNSPECIFIED: RequestFailed,
     error_pb2.ERROR_REASON_INVALID_INPUT: InvalidInput,
@@ -183,6 +191,8 @@ BY_REASON: dict[int, type[RequestFailed]] = {
     error_pb2.ERROR_REASON_WORKER_FAILED: WorkerFailed,
     error_pb2.ERROR_REASON_INTERNAL: Internal,
     error_pb2.ERROR_REASON_MISSING_INPUT: MissingInput,
+    error_pb2.ERROR_REASON_UNAUTHENTICATED: Unauthenticated,
+    error_pb2.ERROR_REASON_PERMISSION_DENIED: PermissionDenied,
 }
 """The class of each reason of the contract."""
 

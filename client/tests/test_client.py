@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade import Client, RequestFailed, SessionClosed, cli, errors, images, types
+from saccade import Client, Credentials, RequestFailed, SessionClosed, cli, errors, images, types
 from saccade.v1 import error_pb2, inference_pb2, inference_pb2_grpc, server_pb2, server_pb2_grpc
 
 
@@ -224,3 +224,51 @@ def test_tokens_are_passed_on() -> None:
         client.session(on_token=lambda *event: got.put(event)).close()
     server.stop(None)
     assert got.get(timeout=10) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "address", "said"),
+    [
+        ({"token_file": "token"}, "robot:1", "in the clear"),
+        ({"token_file": "token"}, "127.0.0.1.example.com:1", "in the clear"),
+        ({"tls_cert": "c"}, "robot:1", "together"),
+        ({"tls_cert": "c", "tls_key": "k"}, "robot:1", "tls_ca"),
+        ({"token_file": "two"}, "127.0.0.1:1", "one token"),
+    ],
+)
+def test_credentials_that_do_not_fit_are_refused(
+    tmp_path: Path, credentials: dict[str, str], address: str, said: str
+) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "two").write_text("secret\nsecret\n")
+    files = {k: str(tmp_path / v) for k, v in credentials.items()}
+    with pytest.raises(ValueError, match=said):
+        Client(address, credentials=Credentials(**files))
+
+
+def test_the_token_is_sent_with_every_kind_of_call(tmp_path: Path) -> None:
+    seen: list[tuple[str, object]] = []
+
+    class Note(grpc.ServerInterceptor):
+        def intercept_service(self, continuation: Any, details: Any) -> Any:
+            seen.append((details.method, dict(details.invocation_metadata).get("authorization")))
+            return continuation(details)
+
+    (tmp_path / "token").write_text("secret\n")
+    server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=[Note()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        credentials = Credentials(token_file=str(tmp_path / "token"))
+        with Client(f"127.0.0.1:{port}", credentials=credentials) as client:
+            with pytest.raises(RequestFailed) as failed:
+                client.status()
+            assert failed.value.code == "UNIMPLEMENTED"
+            with pytest.raises((RequestFailed, SessionClosed)), client.session():
+                pass
+    finally:
+        server.stop(None)
+    assert seen == [
+        ("/saccade.v1.Server/GetStatus", "Bearer secret"),
+        ("/saccade.v1.Inference/Session", "Bearer secret"),
+    ]

@@ -28,7 +28,9 @@ constexpr std::array<std::string_view, kReasonCount> kReasonNames = {"unspecifie
                                                                      "non_finite",
                                                                      "worker_failed",
                                                                      "internal",
-                                                                     "missing_input"};
+                                                                     "missing_input",
+                                                                     "unauthenticated",
+                                                                     "permission_denied"};
 
 std::string EncodeMicros(const std::optional<std::chrono::microseconds>& value) {
   return value ? StrCat(value->count()) : std::string();

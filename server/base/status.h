@@ -32,9 +32,11 @@ enum class Reason : uint8_t {
   kNonFinite,           // NaN or Inf in logits or actions
   kWorkerFailed,        // the device or its worker failed
   kInternal,
-  kMissingInput,  // an instruction or state the model needs has not been sent yet
+  kMissingInput,      // an instruction or state the model needs has not been sent yet
+  kUnauthenticated,   // no token, or an unknown one
+  kPermissionDenied,  // the token's role does not reach this call
 };
-inline constexpr int kReasonCount = static_cast<int>(Reason::kMissingInput) + 1;
+inline constexpr int kReasonCount = static_cast<int>(Reason::kPermissionDenied) + 1;
 
 // Lower-case name, e.g. "invalid_action_token"; used in metrics, logs and the wire's error detail.
 std::string_view ReasonName(Reason reason);

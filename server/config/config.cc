@@ -49,8 +49,11 @@ class Documenter {
 
   void Text(Key key, const std::string& value, TextKind kind) {
     static constexpr std::string_view kAllowed[] = {"letters, digits, `_` `.` `-`; at most 63",
-                                                    "`host:port`", "`host:port` or empty",
-                                                    "not empty", "at most 32 bytes"};
+                                                    "`host:port`",
+                                                    "`host:port` or empty",
+                                                    "not empty",
+                                                    "a path or empty",
+                                                    "at most 32 bytes"};
     Add(key, "text", std::string(kAllowed[static_cast<size_t>(kind)]),
         value.empty() ? "empty" : value);
   }
@@ -222,6 +225,9 @@ std::string TextFault(std::string_view text, TextKind kind) {
     case TextKind::kAddress:
       if (!IsAddress(text)) return "allowed is host:port with a port of 1..65535";
       break;
+    case TextKind::kOptionalPath:
+      if (text.empty()) break;
+      [[fallthrough]];
     case TextKind::kPath:
       if (text.empty() || text.size() > 4096 || text.find('\0') != std::string_view::npos)
         return "allowed are 1..4096 bytes";
@@ -261,6 +267,13 @@ std::optional<Fault> CheckUniqueNames(std::string_view list, const std::vector<T
 std::optional<Fault> Check(const ServerConfig& c) {
   if (c.listen == c.metrics_listen)
     return Fault{"metrics_listen", "is the same address as server.listen"};
+  if (!c.allow_insecure && !IsLoopback(c.listen) && (!c.tls || c.tokens_file.empty())) {
+    const std::string_view lacking = c.tls                   ? "server.tokens_file"
+                                     : c.tokens_file.empty() ? "server.tls and server.tokens_file"
+                                                             : "server.tls";
+    return Fault{"listen", StrCat(c.listen, " is beyond loopback; set ", lacking,
+                                  ", or server.allow_insecure: true to serve whoever reaches it")};
+  }
   return std::nullopt;
 }
 
@@ -593,6 +606,17 @@ std::vector<KeyDoc> Schema() {
   return docs;
 }
 
+bool IsLoopback(std::string_view listen) {
+  const std::string host(listen.substr(0, listen.rfind(':')));
+  if (host == "localhost") return true;
+  in_addr v4{};
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6{};
+  return host.size() > 2 && host.front() == '[' && host.back() == ']' &&
+         ::inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), &v6) == 1 &&
+         IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
 absl::StatusOr<Config> ParseConfig(std::string_view text, std::string_view file_name) {
   ASSIGN_OR_RETURN(const YamlNode root, ParseYamlTree(text, file_name));
   Config config;
@@ -600,8 +624,14 @@ absl::StatusOr<Config> ParseConfig(std::string_view text, std::string_view file_
   Reader(state, root, "").ReadInto(config);
   RETURN_IF_ERROR(state.error);
   const std::filesystem::path folder = std::filesystem::path(file_name).parent_path();
-  for (ModelConfig& model : config.models)
-    model.path = (folder / model.path).lexically_normal().string();
+  const auto resolve = [&folder](std::string& path) {
+    if (!path.empty()) path = (folder / path).lexically_normal().string();
+  };
+  for (ModelConfig& model : config.models) resolve(model.path);
+  resolve(config.server.tokens_file);
+  if (TlsConfig* tls = config.server.tls ? &*config.server.tls : nullptr) {
+    for (std::string* path : {&tls->certificate, &tls->key, &tls->client_ca}) resolve(*path);
+  }
   return config;
 }
 

@@ -17,8 +17,18 @@
 
 namespace saccade {
 
+// PEM files of the gRPC port; paths are joined to the file's folder on loading.
+struct TlsConfig {
+  std::string certificate;  // the server's own, with the chain up to the root
+  std::string key;          // its private key
+  std::string client_ca;  // clients must present a certificate signed by one of these; empty: none
+};
+
 struct ServerConfig {
-  std::string listen = "127.0.0.1:50051";         // host:port of the gRPC API
+  std::string listen = "127.0.0.1:50051";  // host:port of the gRPC API
+  bool allow_insecure = false;             // listen beyond loopback without TLS and tokens
+  std::optional<TlsConfig> tls;            // absent: the gRPC API is not encrypted
+  std::string tokens_file;  // digests of the bearer tokens of clients; empty: no token is asked for
   std::string metrics_listen = "127.0.0.1:9090";  // host:port of GET /metrics; empty: not served
   double drain_s = 10;                            // after SIGTERM, longest time for admitted work
   uint64_t max_message_bytes = 20'971'520;        // three raw 1920x1080 frames are 18,662,400
@@ -36,14 +46,16 @@ struct LimitsConfig {
   uint64_t max_pixels = 16'777'216;      // width x height, checked from the header before decoding
   uint32_t max_instruction_bytes = 4'096;  // UTF-8
   uint32_t max_instruction_tokens = 1'024;
-  uint32_t max_state_values = 256;   // one state vector, and one executed action
-  double acts_per_s = 200;           // act requests of one session, sustained
-  double frames_per_s = 480;         // frames of one session over all its cameras, sustained
-  double messages_per_s = 1'000;     // text, state, executed, reset and cancel of one session
-  uint32_t acts_in_flight = 16;      // unanswered act requests of one session
-  double session_idle_s = 300;       // a session without any message for this long is closed
-  uint32_t max_samples = 16;         // samples of one act request
-  uint32_t outbox_messages = 1'024;  // answers left unread by a client before its stream ends
+  uint32_t max_state_values = 256;    // one state vector, and one executed action
+  double acts_per_s = 200;            // act requests of one session, sustained
+  double frames_per_s = 480;          // frames of one session over all its cameras, sustained
+  double messages_per_s = 1'000;      // text, state, executed, reset and cancel of one session
+  double pixels_per_s = 500'000'000;  // pixels of one session's frames, sustained; 0: no limit
+  uint32_t sessions_per_peer = 64;    // open sessions of one peer address; 0: no limit
+  uint32_t acts_in_flight = 16;       // unanswered act requests of one session
+  double session_idle_s = 300;        // a session without any message for this long is closed
+  uint32_t max_samples = 16;          // samples of one act request
+  uint32_t outbox_messages = 1'024;   // answers left unread by a client before its stream ends
 };
 
 enum class BackendKind : uint8_t { kCpu, kRef };
@@ -120,6 +132,7 @@ struct SchedulerConfig {
   uint32_t pipeline_depth = 2;        // steps handed to a worker: the running and the next one
   double max_wait_ms = 200;           // a lower tier that got nothing for this long goes first
   double ageing_share = 0.1;          // of a worker's time, at most, for work that goes first so
+  double step_timeout_s = 30;         // a worker whose step takes this long is taken out
   double probe_after_ms = 1'000;      // idle this long, one request runs in spite of a prediction
 };
 
@@ -143,12 +156,15 @@ inline constexpr int kMaxConfigDepth = 16;
 
 // INVALID_ARGUMENT "file:line: key.path: ..." on the first fault: bad YAML, unknown or repeated key
 // (with the nearest valid name), wrong type, value out of range, settings that contradict each
-// other. Relative model paths are resolved against the folder of `file_name`. Never throws, never
-// touches the file system.
+// other. Relative paths are resolved against the folder of `file_name`. Never throws, never touches
+// the file system.
 absl::StatusOr<Config> ParseConfig(std::string_view text, std::string_view file_name);
 // Reads and parses `path`: NOT_FOUND, PERMISSION_DENIED or FAILED_PRECONDITION when it is no
 // readable regular file.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
+
+// True when only this host can reach `listen`. A name other than localhost is not trusted to be it.
+bool IsLoopback(std::string_view listen);
 
 // The whole effective configuration as YAML that ParseConfig reads back to the same values.
 std::string ToYaml(const Config& config);

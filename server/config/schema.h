@@ -29,6 +29,7 @@ enum class TextKind : uint8_t {
   kAddress,          // host:port
   kOptionalAddress,  // the same, or empty
   kPath,             // not empty
+  kOptionalPath,     // the same, or empty
   kUnit,             // at most 32 bytes
 };
 
@@ -76,11 +77,37 @@ void Describe(V& v, LogOptions& c) {
 }
 
 template <class V>
+void Describe(V& v, TlsConfig& c) {
+  v.Text(Key{"certificate", "The server's certificate and the chain above it, PEM.", kRequired},
+         c.certificate, TextKind::kPath);
+  v.Text(
+      Key{"key", "Its private key, PEM, not encrypted. Refused when everybody may read the file.",
+          kRequired},
+      c.key, TextKind::kPath);
+  v.Text(Key{"client_ca",
+             "Clients must present a certificate signed by one of these, PEM; empty: they need "
+             "none."},
+         c.client_ca, TextKind::kOptionalPath);
+}
+
+template <class V>
 void Describe(V& v, ServerConfig& c) {
   v.Text(Key{"listen",
              "Address of the gRPC API. Loopback by default: other hosts reach it only when told so "
              "here."},
          c.listen, TextKind::kAddress);
+  v.Bool(Key{"allow_insecure",
+             "Allow `listen` beyond loopback without both `tls` and `tokens_file`: whoever reaches "
+             "the port may then use it."},
+         c.allow_insecure);
+  v.Optional(Key{"tls",
+                 "Encryption of the gRPC API, TLS 1.2 or newer; absent: none. The files are "
+                 "read again when they change."},
+             c.tls);
+  v.Text(Key{"tokens_file",
+             "Digests and roles of the bearer tokens that clients must bring, see SECURITY.md; "
+             "empty: no token is asked for."},
+         c.tokens_file, TextKind::kOptionalPath);
   v.Text(Key{"metrics_listen", "Address of `GET /metrics`; empty: not served."}, c.metrics_listen,
          TextKind::kOptionalAddress);
   v.Real(Key{"drain_s", "After SIGTERM, the longest time that admitted work may take to finish."},
@@ -120,12 +147,23 @@ void Describe(V& v, LimitsConfig& c) {
   v.Integer(Key{"max_state_values", "Numbers in one state vector, and in one executed action."},
             c.max_state_values, 1, 65'536);
   v.Real(Key{"acts_per_s", "Act requests of one session, sustained."}, c.acts_per_s, 0.01, 100'000);
-  v.Real(Key{"frames_per_s", "Frames of one session over all its cameras, sustained."},
-         c.frames_per_s, 0.01, 100'000);
+  v.Real(
+      Key{"frames_per_s",
+          "Frames of one session over all its cameras, sustained; one that a newer frame replaces "
+          "before it is decoded does not count."},
+      c.frames_per_s, 0.01, 100'000);
   v.Real(
       Key{"messages_per_s",
           "Text, state, executed, reset and cancel messages of one session together, sustained."},
       c.messages_per_s, 0.01, 100'000);
+  v.Real(Key{"pixels_per_s",
+             "Pixels of one session's frames, sustained; of one peer address for Predict calls. 0: "
+             "no limit. The default is three 1920x1080 cameras at 80 Hz."},
+         c.pixels_per_s, 0, 1e12);
+  v.Integer(Key{"sessions_per_peer",
+                "Open sessions and running Predict calls of one peer address (IPv6: of one /64 "
+                "network); 0: only `server.max_sessions` bounds them."},
+            c.sessions_per_peer, 0, 1'000'000);
   v.Integer(Key{"acts_in_flight", "Unanswered act requests of one session."}, c.acts_in_flight, 1,
             4'096);
   v.Real(Key{"session_idle_s", "A session that sends nothing for this long is closed."},
@@ -262,6 +300,11 @@ void Describe(V& v, SchedulerConfig& c) {
       Key{"ageing_share",
           "Fraction of a device's time, at most, for requests that go first after `max_wait_ms`."},
       c.ageing_share, 0.001, 1);
+  v.Real(
+      Key{"step_timeout_s",
+          "A worker whose step takes this long hangs: its requests fail, it gets no more work, and "
+          "the server is not ready without another one for the model."},
+      c.step_timeout_s, 0.1, 3'600);
   v.Real(Key{"probe_after_ms",
              "A model idle for this long admits one request that is predicted to be late: an old "
              "prediction must not refuse for ever."},

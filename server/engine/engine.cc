@@ -12,9 +12,11 @@
 #include <variant>
 
 #include "base/inbox.h"
+#include "base/logging.h"
 #include "base/strings.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
+#include "engine/recorder.h"
 #include "engine/worker.h"
 
 namespace saccade {
@@ -22,6 +24,8 @@ namespace {
 
 // A worker whose steps fail this often in a row is taken out.
 constexpr int kFailuresUntilLost = 3;
+// A worker hangs when the same step was seen this often, at equal times over the timeout.
+constexpr int kLooksUntilStuck = 4;
 // Cache gauges follow the cache at most this much later.
 constexpr Micros kStatsInterval{100'000};
 
@@ -61,8 +65,10 @@ class Engine::Impl {
   void CancelSession(SessionId id) { Put(CancelSessionMessage{id}); }
   void Drain(TimePoint until);
   bool draining() const { return draining_.load(std::memory_order_acquire); }
+  bool stuck() const { return stuck_.load(std::memory_order_acquire) > 0; }
   bool Ready() const;
   absl::StatusOr<SchedulerStats> Stats();
+  absl::StatusOr<RecentWork> Recent();
   absl::Status CheckInvariants();
 
   const EngineOptions& options() const { return options_; }
@@ -81,6 +87,9 @@ class Engine::Impl {
     std::unique_ptr<Worker> worker;
     TimePoint free_at{};  // predicted end of what it has
     int failures = 0;     // in a row
+    StepId watched;       // the running step at the last look
+    int looks = 0;        // at which it was the same
+    bool stuck = false;
     bool lost = false;
   };
 
@@ -108,13 +117,16 @@ class Engine::Impl {
   struct StatsMessage {
     std::promise<SchedulerStats> stats;
   };
+  struct RecentMessage {
+    std::promise<RecentWork> recent;
+  };
   struct InvariantsMessage {
     std::promise<absl::Status> status;
   };
   struct StopMessage {};
-  using Message =
-      std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                   StepMessage, DrainMessage, StatsMessage, InvariantsMessage, StopMessage>;
+  using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
+                               StepMessage, DrainMessage, StatsMessage, RecentMessage,
+                               InvariantsMessage, StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
@@ -130,6 +142,7 @@ class Engine::Impl {
   void Handle(StepMessage& message, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
   void Handle(StatsMessage& message, TimePoint now);
+  void Handle(RecentMessage& message, TimePoint now);
   void Handle(InvariantsMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
   void MarkStarted(const StepPlan& plan);
@@ -138,6 +151,7 @@ class Engine::Impl {
   void Deliver(TimePoint now);
   void Finish(Active& active, Outcome outcome, TimePoint now);
   void LoseWorker(WorkerId id, TimePoint now);
+  void WatchWorkers(TimePoint now);
   void FinishDrain(TimePoint now);
 
   const EngineOptions options_;
@@ -145,6 +159,7 @@ class Engine::Impl {
   std::vector<ServedModel> models_;
   const Clock& clock_;
   EngineMetrics metrics_;  // engine thread only
+  Recorder recorder_;      // engine thread only
 
   Inbox<Message> inbox_;
   Wakeup wakeup_;
@@ -153,6 +168,7 @@ class Engine::Impl {
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopped_{false};
   std::atomic<bool> warm_{false};
+  std::atomic<int> stuck_{0};  // workers
   std::vector<std::atomic<bool>> worker_up_;
 
   // Engine thread only.
@@ -162,6 +178,7 @@ class Engine::Impl {
   std::vector<DrainMessage> drains_;
   TimePoint stats_due_{};
   bool stats_dirty_ = true;
+  TimePoint watch_due_ = kNever;  // while a worker has work
   bool stop_ = false;
 
   std::thread thread_;
@@ -354,6 +371,15 @@ absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
   return stats.get();
 }
 
+absl::StatusOr<RecentWork> Engine::Impl::Recent() {
+  if (stopped_.load(std::memory_order_acquire))
+    return absl::UnavailableError("the engine has stopped");
+  RecentMessage message;
+  std::future<RecentWork> recent = message.recent.get_future();
+  Put(std::move(message));
+  return recent.get();
+}
+
 absl::Status Engine::Impl::CheckInvariants() {
   if (stopped_.load(std::memory_order_acquire))
     return absl::UnavailableError("the engine has stopped");
@@ -375,6 +401,7 @@ void Engine::Impl::Loop() {
       std::visit([&](auto& m) { Handle(m, now); }, message);
     }
     scheduler_->Sweep(now);
+    WatchWorkers(now);
     FeedWorkers(now);
     Deliver(now);
     FinishDrain(now);
@@ -386,6 +413,7 @@ void Engine::Impl::Loop() {
     }
     TimePoint wake = scheduler_->NextWake();
     if (stats_dirty_) wake = std::min(wake, stats_due_);
+    wake = std::min(wake, watch_due_);
     for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
     if (!stop_) wakeup_.WaitUntil(epoch, wake);
   }
@@ -428,6 +456,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     return;
   }
   metrics_.Rejected(request.klass, GetErrorInfo(status).reason, warm_);
+  recorder_.Request(message.id, request, status, nullptr, now);
   request.sink->OnDone(message.id, std::move(status));
 }
 
@@ -457,11 +486,17 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
 
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id)
-    return;  // of a lost worker
+  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id) return;
   const std::unique_ptr<const StepPlan> done = std::move(state.outstanding.front());
   const StepPlan& plan = *done;
   state.outstanding.pop_front();
+  if (state.lost) {
+    if (std::exchange(state.stuck, false)) {
+      stuck_.fetch_sub(1, std::memory_order_acq_rel);
+      LogWarn("a worker that hung has come back; it stays out", {{"step", plan.id.value()}});
+    }
+    return;
+  }
   const StepResult& result = message.result;
   stats_dirty_ = true;
   if (state.outstanding.empty()) state.free_at = now;
@@ -484,6 +519,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   }
   scheduler_->OnStepDone(plan, result, now);
   metrics_.StepDone(plan, result, warm_);
+  recorder_.Step(plan, result);
   if (result.status.ok()) {
     state.failures = 0;
     for (const SampledToken& token : result.tokens) {
@@ -508,12 +544,41 @@ void Engine::Impl::LoseWorker(WorkerId id, TimePoint now) {
   scheduler_->OnWorkerLost(id, now);
 }
 
+void Engine::Impl::WatchWorkers(TimePoint now) {
+  const bool due = watch_due_ <= now;
+  bool busy = false;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    WorkerState& state = workers_[i];
+    if (state.lost || state.outstanding.empty()) continue;
+    busy = true;
+    if (!due) continue;
+    const StepId running = state.outstanding.front()->id;
+    state.looks = running == state.watched ? state.looks + 1 : 0;
+    state.watched = running;
+    if (state.looks < kLooksUntilStuck) continue;
+    LogError("a worker hangs; its requests fail and it gets no more",
+             {{"worker", i}, {"step", running.value()}});
+    state.stuck = true;
+    stuck_.fetch_add(1, std::memory_order_acq_rel);
+    LoseWorker(WorkerId(static_cast<int32_t>(i)), now);
+  }
+  if (!busy) {
+    watch_due_ = kNever;
+  } else if (due || watch_due_ == kNever) {
+    watch_due_ = now + options_.step_timeout / kLooksUntilStuck;
+  }
+}
+
 void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
   drains_.push_back(std::move(message));
 }
 
 void Engine::Impl::Handle(StatsMessage& message, TimePoint) {
   message.stats.set_value(scheduler_->stats());
+}
+
+void Engine::Impl::Handle(RecentMessage& message, TimePoint) {
+  message.recent.set_value(recorder_.Recent());
 }
 
 void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
@@ -590,6 +655,7 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   result.late = outcome.late;
   result.finished = now;
   metrics_.Finished(request, status, result, warm_);
+  recorder_.Request(outcome.id, request, status, status.ok() ? &result : nullptr, now);
   if (status.ok()) {
     request.sink->OnDone(outcome.id, std::move(result));
   } else {
@@ -638,7 +704,9 @@ void Engine::CancelSession(SessionId id) { impl_->CancelSession(id); }
 void Engine::Drain(TimePoint until) { impl_->Drain(until); }
 bool Engine::draining() const { return impl_->draining(); }
 bool Engine::Ready() const { return impl_->Ready(); }
+bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
+absl::StatusOr<RecentWork> Engine::Recent() { return impl_->Recent(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
 std::span<const ServedModel> Engine::models() const { return impl_->models(); }
 std::span<const LatencyClass> Engine::classes() const { return impl_->options().classes; }

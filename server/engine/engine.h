@@ -17,6 +17,7 @@
 #include "kv/timeline.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
+#include "sched/step.h"
 
 namespace saccade {
 
@@ -41,6 +42,9 @@ struct EngineOptions {
   Micros max_wait{200'000};  // this and the next two: as in SchedulerOptions
   double ageing_share = 0.1;
   Micros probe_after{1'000'000};
+  // A worker whose step takes this long hangs, and is taken out. Counted in quarters of it that the
+  // engine saw pass, so that a machine that stood still accuses nobody.
+  Micros step_timeout{30'000'000};
   uint32_t max_rows = 512;  // trunk rows of one step
   uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;
@@ -82,6 +86,42 @@ struct ActRequest {
   std::shared_ptr<TapSink> tap;
 };
 
+// What one step was and took.
+struct StepRecord {
+  StepId id;
+  WorkerId worker;
+  ModelId model;
+  StepShape shape;
+  uint32_t sequences = 0;
+  TimePoint started{};
+  TimePoint finished{};
+  Micros predicted_p50{0};
+  bool ok = true;
+};
+
+// What became of one request.
+struct RequestRecord {
+  RequestId id;
+  SessionId session;
+  ModelId model;
+  ClassId klass;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  TimePoint finished{};
+  absl::StatusCode code = absl::StatusCode::kOk;
+  Reason reason = Reason::kUnspecified;  // when it failed or was refused
+  Timings timings;                       // zero unless it was answered
+  std::array<uint32_t, kModalities> cached_tokens{};
+  std::array<uint32_t, kModalities> prompt_tokens{};
+  bool late = false;
+};
+
+// The last of both, oldest first. Bounded.
+struct RecentWork {
+  std::vector<StepRecord> steps;
+  std::vector<RequestRecord> requests;
+};
+
 class Engine {
  public:
   // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns.
@@ -105,7 +145,9 @@ class Engine {
   void Drain(TimePoint until);
   bool draining() const;
   bool Ready() const;                      // a healthy worker for every model, not draining
+  bool stuck() const;                      // a worker hangs: destruction would wait for it
   absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
+  absl::StatusOr<RecentWork> Recent();     // asks the engine thread
   absl::Status CheckInvariants();          // asks the engine thread
 
   std::span<const ServedModel> models() const;

@@ -27,6 +27,8 @@ static_assert(static_cast<int>(v1::ERROR_REASON_WORKER_FAILED) ==
 static_assert(static_cast<int>(v1::ERROR_REASON_INTERNAL) == static_cast<int>(Reason::kInternal));
 static_assert(static_cast<int>(v1::ERROR_REASON_MISSING_INPUT) ==
               static_cast<int>(Reason::kMissingInput));
+static_assert(static_cast<int>(v1::ERROR_REASON_PERMISSION_DENIED) ==
+              static_cast<int>(Reason::kPermissionDenied));
 static_assert(v1::ErrorReason_ARRAYSIZE == kReasonCount);
 
 uint64_t Positive(std::chrono::steady_clock::duration d) {
@@ -107,6 +109,8 @@ v1::Limits LimitsOf(const Config& config) {
   limits.set_session_idle_s(config.limits.session_idle_s);
   limits.set_outbox_messages(config.limits.outbox_messages);
   limits.set_messages_per_s(config.limits.messages_per_s);
+  limits.set_pixels_per_s(config.limits.pixels_per_s);
+  limits.set_sessions_per_peer(config.limits.sessions_per_peer);
   return limits;
 }
 

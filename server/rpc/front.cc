@@ -1,5 +1,7 @@
 #include "rpc/front.h"
 
+#include "base/strings.h"
+
 namespace saccade {
 namespace {
 
@@ -7,6 +9,30 @@ namespace {
 constexpr size_t kMaxAccounts = 4096;
 
 }  // namespace
+
+absl::Status Front::Authorize(std::string_view method,
+                              std::span<const std::string_view> authorization,
+                              std::string_view peer) {
+  if (authenticator_ == nullptr) return absl::OkStatus();
+  absl::Status status =
+      authenticator_->Check(method, authorization, PeerAddress(peer), clock_.Now());
+  if (!status.ok() && metrics_ != nullptr) metrics_->Refuse(GetErrorInfo(status).reason);
+  return status;
+}
+
+absl::Status Front::TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
+  const double limit = config_.limits.pixels_per_s;
+  if (limit <= 0) return absl::OkStatus();
+  const std::optional<Micros> wait =
+      predict_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
+  if (!wait) return absl::OkStatus();
+  ErrorInfo info;
+  info.reason = Reason::kRateLimited;
+  info.retry_after = *wait;
+  return MakeError(
+      absl::StatusCode::kResourceExhausted,
+      StrCat("more than ", limit, " pixels per second in Predict calls of one address"), info);
+}
 
 absl::StatusOr<std::shared_ptr<Serving>> Front::Enter() const {
   ErrorInfo info;

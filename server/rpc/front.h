@@ -1,10 +1,14 @@
 #pragma once
 // Front: what all calls share, from the first moment the port is open until the last stream is
 // gone. Any thread.
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -14,6 +18,8 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "metrics/metrics.h"
+#include "rpc/auth.h"
+#include "rpc/peer.h"
 #include "rpc/serving.h"
 #include "rpc/session_core.h"
 
@@ -21,16 +27,28 @@ namespace saccade {
 
 class Front {
  public:
-  Front(const Config& config, const Clock& clock, Metrics* metrics, std::string version)
+  // `authenticator` null: every call is allowed.
+  Front(const Config& config, std::unique_ptr<Authenticator> authenticator, const Clock& clock,
+        Metrics* metrics, std::string version)
       : config_(config),
+        authenticator_(std::move(authenticator)),
         clock_(clock),
         metrics_(metrics),
         version_(std::move(version)),
-        started_(clock.Now()) {}
+        started_(clock.Now()),
+        predict_pixels_(std::max(1.0, config.limits.pixels_per_s),
+                        std::max(1.0, config.limits.pixels_per_s)) {}
 
   const Config& config() const { return config_; }
   const Clock& clock() const { return clock_; }
   Metrics* metrics() const { return metrics_; }
+
+  // Whether the call may go on; as Authenticator::Check. A refusal is counted. `peer` as gRPC names
+  // it.
+  absl::Status Authorize(std::string_view method, std::span<const std::string_view> authorization,
+                         std::string_view peer);
+  // limits.pixels_per_s for what comes without a session: by address.
+  absl::Status TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now);
 
   void SetService(std::shared_ptr<Serving> service) {
     const std::lock_guard lock(mu_);
@@ -64,10 +82,12 @@ class Front {
 
  private:
   const Config config_;
+  const std::unique_ptr<Authenticator> authenticator_;
   const Clock& clock_;
   Metrics* const metrics_;
   const std::string version_;
   const TimePoint started_;
+  PeerBuckets predict_pixels_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mu_;
   std::shared_ptr<Serving> service_;

@@ -66,7 +66,7 @@ absl::Status PredictCore::Submit(const v1::PredictRequest& request, TimePoint re
   ASSIGN_OR_RETURN(const Serving::Target target,
                    service_->Resolve(request.model(), request.statistics_key(),
                                      request.act().latency_class(), ""));
-  const std::unique_ptr<Session> session = service_->NewSession(id_, target, received);
+  const std::unique_ptr<Session> session = service_->NewOneShot(id_, target, received);
   RETURN_IF_ERROR(service_->SetText(*session, request.text()));
   const size_t cameras = target.model->model->spec().cameras.size();
   if (static_cast<size_t>(request.frames_size()) > cameras) {

@@ -49,6 +49,13 @@ grpc::ByteBuffer ToBuffer(const std::string& bytes) {
   return {&slice, 1};
 }
 
+// For calls that are answered at once.
+grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
 class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public StreamPort {
  public:
@@ -56,9 +63,15 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       : front_(std::move(front)), context_(context) {}
 
   void Begin() {
+    if (const absl::Status allowed = AuthorizeCall(*front_, *context_, method::kSession);
+        !allowed.ok()) {
+      ServerBidiReactor::Finish(ToGrpc(allowed));
+      return;
+    }
     absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     absl::StatusOr<SessionLease> lease =
-        service.ok() ? (*service)->sessions().Admit() : service.status();
+        service.ok() ? (*service)->sessions().Admit(PeerAddress(context_->peer()))
+                     : service.status();
     if (!lease.ok()) {
       if (front_->metrics() != nullptr) {
         front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
@@ -119,15 +132,27 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
 
   void Begin(const grpc::ByteBuffer& bytes) {
     const TimePoint received = front_->clock().Now();
+    if (const absl::Status allowed = AuthorizeCall(*front_, *context_, method::kPredict);
+        !allowed.ok()) {
+      Finish(ToGrpc(allowed));
+      return;
+    }
+    const std::string peer = context_->peer();
     absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     absl::StatusOr<SessionLease> lease =
-        service.ok() ? (*service)->sessions().Admit() : service.status();
+        service.ok() ? (*service)->sessions().Admit(PeerAddress(peer)) : service.status();
     if (!lease.ok()) {
       if (front_->metrics() != nullptr) {
         front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
       }
       Finish(ToGrpc(lease.status()));
       return;
+    }
+    absl::StatusOr<v1::PredictRequest> request = Parse<v1::PredictRequest>(bytes);
+    if (request.ok()) {
+      const absl::Status fits =
+          front_->TakePredictPixels(peer, (*service)->PixelsToDecode(*request), received);
+      if (!fits.ok()) request = fits;
     }
     core_ =
         std::make_shared<PredictCore>(*std::move(service), *std::move(lease),
@@ -138,7 +163,7 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
                                       });
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
-    core->Start(Parse<v1::PredictRequest>(bytes), front_->AccountOf(context_->peer()), received,
+    core->Start(std::move(request), front_->AccountOf(peer), received,
                 DeadlineOf(*context_, front_->clock()));
   }
 
@@ -189,6 +214,10 @@ class ModelsService final : public v1::Models::CallbackService {
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context, const v1::ListRequest*,
                                  v1::ListResponse* response) override {
+    if (const absl::Status allowed = AuthorizeCall(*front_, *context, method::kListModels);
+        !allowed.ok()) {
+      return Reply(context, allowed);
+    }
     const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     if (service.ok()) {
       for (const v1::Model& model : (*service)->models()) *response->add_models() = model;
@@ -197,6 +226,10 @@ class ModelsService final : public v1::Models::CallbackService {
   }
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const v1::GetRequest* request,
                                 v1::GetResponse* response) override {
+    if (const absl::Status allowed = AuthorizeCall(*front_, *context, method::kGetModel);
+        !allowed.ok()) {
+      return Reply(context, allowed);
+    }
     const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     if (!service.ok()) return Reply(context, service.status());
     const absl::StatusOr<const SessionModel*> model =
@@ -207,12 +240,6 @@ class ModelsService final : public v1::Models::CallbackService {
   }
 
  private:
-  static grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context,
-                                         const absl::Status& status) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpc(status));
-    return reactor;
-  }
   const std::shared_ptr<Front> front_;
 };
 
@@ -223,10 +250,9 @@ class StatusService final : public v1::Server::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
-    *response = front_->Status();
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
+    const absl::Status allowed = AuthorizeCall(*front_, *context, method::kGetStatus);
+    if (allowed.ok()) *response = front_->Status();
+    return Reply(context, allowed);
   }
 
  private:
@@ -234,6 +260,15 @@ class StatusService final : public v1::Server::CallbackService {
 };
 
 }  // namespace
+
+absl::Status AuthorizeCall(Front& front, const grpc::ServerContextBase& context,
+                           std::string_view method) {
+  std::vector<std::string_view> authorization;
+  const auto [begin, end] = context.client_metadata().equal_range("authorization");
+  for (auto it = begin; it != end; ++it)
+    authorization.emplace_back(it->second.data(), it->second.size());
+  return front.Authorize(method, authorization, context.peer());
+}
 
 std::vector<std::unique_ptr<grpc::Service>> MakeServices(std::shared_ptr<Front> front) {
   std::vector<std::unique_ptr<grpc::Service>> services;

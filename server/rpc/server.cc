@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/server_interceptor.h>
 
 #include <algorithm>
 #include <array>
@@ -22,8 +23,10 @@
 #include "base/logging.h"
 #include "base/strings.h"
 #include "metrics/metrics.h"
+#include "rpc/auth.h"
 #include "rpc/front.h"
 #include "rpc/reactors.h"
+#include "rpc/tls.h"
 
 namespace saccade {
 namespace {
@@ -36,21 +39,60 @@ constexpr std::array<const char*, 3> kServiceNames = {"saccade.v1.Inference", "s
 // read is bounded by the message limit, this only saves round trips for window updates.
 constexpr int kLookaheadBytes = 1 << 20;
 
+// A connection that is not established by then is closed.
+constexpr int kHandshakeTimeoutMs = 10'000;
+constexpr std::chrono::seconds kTlsRefresh{1};
+
 int ToMs(double seconds) { return static_cast<int>(seconds * 1000); }
 
-bool IsLoopback(std::string_view listen) {
-  return listen.starts_with("127.") || listen.starts_with("localhost:") ||
-         listen.starts_with("[::1]:") || listen.starts_with("unix:");
-}
+// Cuts off a call that its handler does not check: reflection, and whatever service is added one
+// day without a thought of this. Its handler runs on a call that is over, so nothing leaves the
+// server.
+class Cut final : public grpc::experimental::Interceptor {
+ public:
+  Cut(grpc::ServerContextBase& context, absl::Status why)
+      : context_(context), why_(std::move(why)) {}
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
+      grpc_call_cancel_with_status(context_.c_call(), static_cast<grpc_status_code>(why_.code()),
+                                   std::string(FromAbsl(why_.message())).c_str(), nullptr);
+    }
+    methods->Proceed();
+  }
+
+ private:
+  grpc::ServerContextBase& context_;
+  const absl::Status why_;
+};
+
+class Guard final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit Guard(std::shared_ptr<Front> front) : front_(std::move(front)) {}
+  // Null: the call goes its way without any interceptor.
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    if (ChecksItself(info->method())) return nullptr;
+    absl::Status allowed = AuthorizeCall(*front_, *info->server_context(), info->method());
+    if (allowed.ok()) return nullptr;
+    return new Cut(*info->server_context(), std::move(allowed));  // gRPC's from here on
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+};
 
 }  // namespace
 
 class RpcServer::Impl {
  public:
-  Impl(const Config& config, std::unique_ptr<FairExecutor> decoding, const Clock& clock,
-       Metrics* metrics, std::string version)
+  Impl(const Config& config, std::unique_ptr<FairExecutor> decoding, std::unique_ptr<ServerTls> tls,
+       std::unique_ptr<Authenticator> authenticator, const Clock& clock, Metrics* metrics,
+       std::string version)
       : decoding_(std::move(decoding)),
-        front_(std::make_shared<Front>(config, clock, metrics, std::move(version))),
+        tls_(std::move(tls)),
+        front_(std::make_shared<Front>(config, std::move(authenticator), clock, metrics,
+                                       std::move(version))),
         services_(MakeServices(front_)) {}
 
   ~Impl() {
@@ -62,7 +104,12 @@ class RpcServer::Impl {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(
+        config.listen, tls_ == nullptr ? grpc::InsecureServerCredentials() : tls_->Credentials(),
+        &port_);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> guards;
+    guards.push_back(std::make_unique<Guard>(front_));
+    builder.experimental().SetInterceptorCreators(std::move(guards));
     for (const std::unique_ptr<grpc::Service>& service : services_)
       builder.RegisterService(service.get());
     // Reflection alone is synchronous.
@@ -76,6 +123,7 @@ class RpcServer::Impl {
         std::min<uint64_t>(config.max_message_bytes, std::numeric_limits<int>::max())));
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                                static_cast<int>(config.max_streams_per_connection));
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, ToMs(config.keepalive_s));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ToMs(config.keepalive_timeout_s));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -90,9 +138,11 @@ class RpcServer::Impl {
       return absl::UnavailableError(StrCat("server.listen: cannot listen on ", config.listen));
     }
     PublishHealth();
-    if (!IsLoopback(config.listen)) {
-      LogWarn("listening beyond loopback: the API has no authentication and no encryption",
-              {{"listen", config.listen}});
+    if (!IsLoopback(config.listen) && (tls_ == nullptr || config.tokens_file.empty())) {
+      LogWarn("listening beyond loopback without protection (server.allow_insecure)",
+              {{"listen", config.listen},
+               {"encrypted", tls_ != nullptr},
+               {"tokens", !config.tokens_file.empty()}});
     }
     housekeeping_ = std::thread([this] { Housekeeping(); });
     return absl::OkStatus();
@@ -145,6 +195,10 @@ class RpcServer::Impl {
       lock.unlock();
       PublishHealth();
       const TimePoint now = front_->clock().Now();
+      if (tls_ != nullptr && now - tls_refreshed_ >= kTlsRefresh) {
+        tls_refreshed_ = now;
+        tls_->Refresh();
+      }
       for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->Tick(now);
       lock.lock();
     }
@@ -165,6 +219,7 @@ class RpcServer::Impl {
 
   // Outlives what its jobs and calls hold.
   const std::unique_ptr<FairExecutor> decoding_;
+  const std::unique_ptr<ServerTls> tls_;  // null: no encryption
   const std::shared_ptr<Front> front_;
   const std::vector<std::unique_ptr<grpc::Service>> services_;
   int port_ = 0;
@@ -175,6 +230,7 @@ class RpcServer::Impl {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread housekeeping_;
+  TimePoint tls_refreshed_{};  // housekeeping's own
 };
 
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -187,8 +243,16 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config
                           ? static_cast<int>(config.server.decode_threads)
                           : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
   ASSIGN_OR_RETURN(std::unique_ptr<FairExecutor> decoding, FairExecutor::Create(threads));
-  auto impl =
-      std::make_unique<Impl>(config, std::move(decoding), clock, metrics, std::move(version));
+  std::unique_ptr<ServerTls> tls;
+  if (config.server.tls) {
+    ASSIGN_OR_RETURN(tls, ServerTls::Create(*config.server.tls));
+  }
+  std::unique_ptr<Authenticator> authenticator;
+  if (!config.server.tokens_file.empty()) {
+    ASSIGN_OR_RETURN(authenticator, Authenticator::Load(config.server.tokens_file));
+  }
+  auto impl = std::make_unique<Impl>(config, std::move(decoding), std::move(tls),
+                                     std::move(authenticator), clock, metrics, std::move(version));
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
 }

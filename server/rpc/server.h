@@ -19,7 +19,8 @@ class Metrics;
 class RpcServer {
  public:
   // Listens at config.server.listen; port 0 takes a free one. UNAVAILABLE naming the address when
-  // it cannot be bound. `clock` and `metrics` (may be null) outlive the server.
+  // it cannot be bound; INVALID_ARGUMENT naming key and file when certificates or tokens cannot be
+  // used. `clock` and `metrics` (may be null) outlive the server.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Config& config, const Clock& clock,
                                                           Metrics* metrics, std::string version);
   ~RpcServer();  // Shutdown with no patience

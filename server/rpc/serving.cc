@@ -54,6 +54,7 @@ Serving::Serving(const Config& config, Engine& engine, FairExecutor& decoding, c
   session_limits_.max_state_values = limits.max_state_values;
   session_limits_.acts_per_s = limits.acts_per_s;
   session_limits_.frames_per_s = limits.frames_per_s;
+  session_limits_.pixels_per_s = limits.pixels_per_s;
   session_limits_.messages_per_s = limits.messages_per_s;
   image_limits_.max_bytes = limits.max_image_bytes;
   image_limits_.max_width = 65'535;
@@ -96,7 +97,8 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Create(const Config& config, E
     service->models_.push_back(std::move(proto));
   }
   if (models.empty()) return absl::FailedPreconditionError("the engine serves no model");
-  service->sessions_ = std::make_unique<SessionManager>(config.server.max_sessions, models.size());
+  service->sessions_ = std::make_unique<SessionManager>(
+      config.server.max_sessions, config.limits.sessions_per_peer, models.size());
   service->catalog_ = std::make_unique<Catalog>(std::move(models), std::move(class_names));
   return service;
 }
@@ -121,12 +123,35 @@ absl::StatusOr<Serving::Target> Serving::Resolve(std::string_view model,
 
 std::unique_ptr<Session> Serving::NewSession(SessionId id, const Target& target,
                                              TimePoint now) const {
+  return MakeSession(id, target, session_limits_, now);
+}
+
+std::unique_ptr<Session> Serving::NewOneShot(SessionId id, const Target& target,
+                                             TimePoint now) const {
+  SessionLimits limits = session_limits_;
+  limits.pixels_per_s = 0;
+  return MakeSession(id, target, limits, now);
+}
+
+uint64_t Serving::PixelsToDecode(const v1::VisionFrame& frame) const {
+  const uint64_t pixels = PixelsOf(frame);
+  return pixels <= image_limits_.max_pixels ? pixels : 0;
+}
+
+uint64_t Serving::PixelsToDecode(const v1::PredictRequest& request) const {
+  uint64_t pixels = 0;
+  for (const v1::VisionFrame& frame : request.frames()) pixels += PixelsToDecode(frame);
+  return pixels;
+}
+
+std::unique_ptr<Session> Serving::MakeSession(SessionId id, const Target& target,
+                                              const SessionLimits& limits, TimePoint now) const {
   SessionParams params;
   params.model = target.model;
   params.statistics_key = target.statistics->key;
   params.action_dim = target.action_space->dim();
   params.klass = target.klass;
-  return std::make_unique<Session>(id, std::move(params), session_limits_, now);
+  return std::make_unique<Session>(id, std::move(params), limits, now);
 }
 
 FairExecutor::Size Serving::DecodeSize(const v1::VisionFrame& frame) {
@@ -183,6 +208,7 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     }
     // Before decoding: a late frame costs nothing.
     if (session.IsStale(camera, frame.capture_time_ns())) return Session::Fate::kStale;
+    RETURN_IF_ERROR(session.TakePixels(PixelsToDecode(frame), received));
     ASSIGN_OR_RETURN(Frame ready, ReadFrame(session, camera, frame, received, prefix));
     return session.Publish(camera, std::move(ready));
   };

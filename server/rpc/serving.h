@@ -51,6 +51,11 @@ class Serving {
   absl::StatusOr<Target> Resolve(std::string_view model, std::string_view statistics_key,
                                  std::string_view latency_class, std::string_view prefix) const;
   std::unique_ptr<Session> NewSession(SessionId id, const Target& target, TimePoint now) const;
+  // For one Predict call. Its pixels are limited by address, see Front.
+  std::unique_ptr<Session> NewOneShot(SessionId id, const Target& target, TimePoint now) const;
+
+  // What the frames of a request will cost to decode.
+  uint64_t PixelsToDecode(const v1::PredictRequest& request) const;
 
   // How much work a frame is, by the size its header states.
   static FairExecutor::Size DecodeSize(const v1::VisionFrame& frame);
@@ -81,6 +86,10 @@ class Serving {
  private:
   Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
           Metrics* metrics);
+  std::unique_ptr<Session> MakeSession(SessionId id, const Target& target,
+                                       const SessionLimits& limits, TimePoint now) const;
+  // None for a frame that is refused unseen.
+  uint64_t PixelsToDecode(const v1::VisionFrame& frame) const;
   absl::StatusOr<Frame> ReadFrame(const Session& session, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);

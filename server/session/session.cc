@@ -67,6 +67,7 @@ Session::Session(SessionId id, SessionParams params, const SessionLimits& limits
       params_(std::move(params)),
       limits_(limits),
       frame_bucket_(limits.frames_per_s, now),
+      pixel_bucket_(limits.pixels_per_s, now),
       act_bucket_(limits.acts_per_s, now),
       message_bucket_(limits.messages_per_s, now),
       mailboxes_(params_.model->model->spec().cameras.size()) {}
@@ -74,6 +75,12 @@ Session::Session(SessionId id, SessionParams params, const SessionLimits& limits
 absl::Status Session::TakeFrameToken(TimePoint now) {
   const std::optional<Micros> wait = frame_bucket_.Take(now);
   return wait ? RateLimited("frames", limits_.frames_per_s, *wait) : absl::OkStatus();
+}
+
+absl::Status Session::TakePixels(uint64_t pixels, TimePoint now) {
+  if (limits_.pixels_per_s <= 0) return absl::OkStatus();
+  const std::optional<Micros> wait = pixel_bucket_.Take(now, static_cast<double>(pixels));
+  return wait ? RateLimited("pixels", limits_.pixels_per_s, *wait) : absl::OkStatus();
 }
 
 absl::Status Session::TakeActToken(TimePoint now) {

@@ -29,6 +29,7 @@ struct SessionLimits {
   uint32_t executed_history = 256;  // actions kept
   double acts_per_s = 200;
   double frames_per_s = 480;
+  double pixels_per_s = 0;       // of frames; 0: no limit
   double messages_per_s = 1000;  // text, state, executed, reset and cancel together
 };
 
@@ -70,6 +71,8 @@ class Session {
 
   // RESOURCE_EXHAUSTED (kRateLimited, retry_after) beyond the session's rate.
   absl::Status TakeFrameToken(TimePoint now);
+  // For a frame of so many pixels, before it is decoded.
+  absl::Status TakePixels(uint64_t pixels, TimePoint now);
   absl::Status TakeActToken(TimePoint now);
   // For text, state, executed, reset and cancel messages.
   absl::Status TakeMessageToken(TimePoint now);
@@ -115,6 +118,7 @@ class Session {
   const SessionParams params_;
   const SessionLimits limits_;
   TokenBucket frame_bucket_;
+  TokenBucket pixel_bucket_;
   TokenBucket act_bucket_;
   TokenBucket message_bucket_;
   std::vector<Mailbox> mailboxes_;  // by camera

@@ -31,6 +31,7 @@ SessionLease& SessionLease::operator=(SessionLease&& other) noexcept {
     Release();
     manager_ = std::exchange(other.manager_, nullptr);
     id_ = std::exchange(other.id_, SessionId());
+    peer_ = std::move(other.peer_);
     model_ = std::exchange(other.model_, ModelId());
   }
   return *this;
@@ -50,17 +51,40 @@ void SessionLease::Release() {
   if (model_.valid())
     manager_->per_model_[static_cast<size_t>(model_.value())].fetch_sub(1,
                                                                         std::memory_order_relaxed);
+  manager_->GiveBackPeer(peer_);
   manager_->open_.fetch_sub(1, std::memory_order_relaxed);
   manager_ = nullptr;
   model_ = ModelId();
 }
 
-SessionManager::SessionManager(uint32_t max_sessions, size_t num_models)
-    : max_sessions_(max_sessions), per_model_(num_models) {}
+SessionManager::SessionManager(uint32_t max_sessions, uint32_t max_per_peer, size_t num_models)
+    : max_sessions_(max_sessions), max_per_peer_(max_per_peer), per_model_(num_models) {}
 
-absl::StatusOr<SessionLease> SessionManager::Admit() {
+absl::StatusOr<SessionLease> SessionManager::Admit(std::string_view peer) {
   if (!TryTake(open_, max_sessions_)) return Full("the server", max_sessions_);
-  return SessionLease(this, SessionId(next_id_.fetch_add(1, std::memory_order_relaxed)));
+  std::string key(peer);
+  if (!TryTakePeer(key)) {
+    open_.fetch_sub(1, std::memory_order_relaxed);
+    return Full("this address", max_per_peer_);
+  }
+  return SessionLease(this, SessionId(next_id_.fetch_add(1, std::memory_order_relaxed)),
+                      std::move(key));
+}
+
+bool SessionManager::TryTakePeer(const std::string& peer) {
+  if (max_per_peer_ == 0) return true;
+  const std::lock_guard lock(mu_);
+  uint32_t& count = per_peer_[peer];
+  if (count >= max_per_peer_) return false;
+  ++count;
+  return true;
+}
+
+void SessionManager::GiveBackPeer(const std::string& peer) {
+  if (max_per_peer_ == 0) return;
+  const std::lock_guard lock(mu_);
+  const auto it = per_peer_.find(peer);
+  if (--it->second == 0) per_peer_.erase(it);
 }
 
 }  // namespace saccade

@@ -4,6 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -31,21 +36,25 @@ class SessionLease {
 
  private:
   friend class SessionManager;
-  SessionLease(SessionManager* manager, SessionId id) : manager_(manager), id_(id) {}
+  SessionLease(SessionManager* manager, SessionId id, std::string peer)
+      : manager_(manager), id_(id), peer_(std::move(peer)) {}
   SessionManager* manager_ = nullptr;
   SessionId id_;
+  std::string peer_;
   ModelId model_;
 };
 
 // Any thread.
 class SessionManager {
  public:
-  SessionManager(uint32_t max_sessions, size_t num_models);
+  // `max_per_peer` 0: no limit.
+  SessionManager(uint32_t max_sessions, uint32_t max_per_peer, size_t num_models);
   SessionManager(const SessionManager&) = delete;
   SessionManager& operator=(const SessionManager&) = delete;
 
-  // RESOURCE_EXHAUSTED (kRateLimited) when the server has as many sessions as it may have.
-  absl::StatusOr<SessionLease> Admit();
+  // RESOURCE_EXHAUSTED (kRateLimited) when the server, or the peer, has as many sessions as it may
+  // have. `peer` is what counts as one client.
+  absl::StatusOr<SessionLease> Admit(std::string_view peer);
   uint32_t open() const { return open_.load(std::memory_order_relaxed); }
   uint32_t open(ModelId model) const {
     return per_model_[static_cast<size_t>(model.value())].load(std::memory_order_relaxed);
@@ -53,10 +62,17 @@ class SessionManager {
 
  private:
   friend class SessionLease;
+  bool TryTakePeer(const std::string& peer);
+  void GiveBackPeer(const std::string& peer);
+
   const uint32_t max_sessions_;
+  const uint32_t max_per_peer_;
   std::atomic<uint32_t> open_{0};
   std::vector<std::atomic<uint32_t>> per_model_;  // by ModelId
   std::atomic<uint64_t> next_id_{1};
+  std::mutex mu_;
+  // Peers with sessions, so at most max_sessions_ of them; empty without a limit.
+  std::unordered_map<std::string, uint32_t> per_peer_;
 };
 
 }  // namespace saccade

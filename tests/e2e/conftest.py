@@ -60,7 +60,7 @@ class RunningServer:
 server:
   listen: "{self.address}"
   metrics_listen: "{self.metrics}"
-  drain_s: {drain_s}
+  drain_s: {drain_s}{overrides.get("server_keys", "")}
 limits: {limits}
 models:
   - name: highway_demo

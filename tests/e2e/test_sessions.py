@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import BINARY, RunningServer
+from test_security import Secured
 
 from saccade import (
     Actions,
@@ -32,6 +33,7 @@ from saccade import (
     Reconnected,
     SessionClosed,
     TimedOut,
+    Unauthenticated,
     aio,
 )
 
@@ -570,3 +572,37 @@ def test_closing_answers_what_was_asked(steady: Restartable) -> None:
             assert len(ids(await future)) == 10
 
     asyncio.run(run())
+
+
+# --------------------------------------------------------------------------------- TLS and tokens
+def test_async_calls_carry_certificate_and_token_through_a_reconnect(tmp_path: Path) -> None:
+    secured = Secured(tmp_path)
+    path = Path(secured.server.folder.name) / "server.yaml"
+    try:
+
+        async def run() -> None:
+            address = secured.server.address
+            async with aio.Client(address, credentials=secured.files()) as client:
+                await client.wait_ready(30)
+                assert [m.name for m in await client.models()] == ["highway_demo"]
+                alone = ids(await client.predict(FRAME, TEXT))
+                async with client.session(instruction=TEXT, reconnect=QUICK) as session:
+                    session.send_frame(FRAME)
+                    assert ids(await session.act()) == alone
+                    secured.server.process.kill()
+                    secured.server.process.wait(10)
+                    secured.server.process = subprocess.Popen(
+                        [BINARY, "serve", "--config", str(path)], stderr=subprocess.DEVNULL
+                    )
+                    await until_async(lambda: session.reconnects == 1)
+                    assert ids(await session.act()) == alone
+            nobody = secured.files(token_file="")
+            async with aio.Client(address, credentials=nobody) as client:
+                with pytest.raises(Unauthenticated):
+                    await client.status()
+                with pytest.raises(Unauthenticated):
+                    await client.session(instruction=TEXT)
+
+        asyncio.run(run())
+    finally:
+        secured.server.close()

@@ -34,6 +34,7 @@ inline bool Eventually(const std::function<bool()>& condition) {
 struct ServerOptions {
   FakeModelOptions model = {};
   std::function<void(Config&)> config = nullptr;  // changes to the defaults
+  Micros step_timeout{30'000'000};
   bool serve = true;  // false: the port is open, the engine is not attached
 };
 
@@ -68,6 +69,7 @@ class TestServer {
     std::vector<ServedModel> models;
     models.push_back(std::move(served));
     EngineOptions engine;
+    engine.step_timeout = options.step_timeout;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                 klass.tier, klass.preferred, klass.shares, klass.on_late,

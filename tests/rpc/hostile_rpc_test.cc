@@ -267,13 +267,16 @@ TEST(HostileTest, RatesAreLimitedPerSession) {
   const auto channel = NewChannel(server.address());
   SessionClient client(channel);
   client.Open(OpenWith("fast"));
-  for (int i = 0; i < 3; ++i) client.SendFrame(RawFrame("front", 9));
+  for (uint64_t id = 1; id <= 3; ++id) {  // each frame is used, so none is replaced unseen
+    client.SendFrame(RawFrame("front", 9));
+    EXPECT_EQ(client.Act(id).act_id(), id);
+  }
   client.SendFrame(RawFrame("front", 9));
   v1::RequestError error = client.NextError();
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
   EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_RATE_LIMITED);
   EXPECT_GT(error.detail().retry_after_us(), 0U);
-  for (uint64_t id = 1; id <= 5; ++id) EXPECT_EQ(client.Act(id).act_id(), id);
+  for (uint64_t id = 4; id <= 5; ++id) EXPECT_EQ(client.Act(id).act_id(), id);
   client.SendAct(6);
   error = client.NextError();
   EXPECT_EQ(error.act_id(), 6U);
@@ -422,6 +425,33 @@ TEST(HostileTest, AFloodIsHeldBackAndLosesNothing) {
   writer.join();
   EXPECT_FALSE(client.Next());
   EXPECT_TRUE(client.Finish().ok());
+}
+
+TEST(HostileTest, AWorkerThatHangsFailsItsRequestsAndReadiness) {
+  const auto gate = std::make_shared<Gate>();
+  TestServer server({.model = {.gate = gate}, .step_timeout = std::chrono::milliseconds(200)});
+  const auto channel = NewChannel(server.address());
+  SessionClient client(channel);
+  client.Open(OpenWith("go"));
+  client.SendFrame(RawFrame("front", 9));
+  EXPECT_EQ(client.Act(1).act_id(), 1U);
+  EXPECT_TRUE(server.engine().Ready());
+  gate->Close();
+  client.SendAct(2);
+  v1::RequestError error = client.NextError();
+  EXPECT_EQ(error.act_id(), 2U);
+  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_WORKER_FAILED);
+  EXPECT_FALSE(server.engine().Ready());
+  EXPECT_TRUE(server.engine().stuck());
+  // Nothing waits for it: the next one is refused, and the step that was queued is not run.
+  client.SendAct(3);
+  error = client.NextError();
+  EXPECT_EQ(error.act_id(), 3U);
+  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_WORKER_FAILED);
+  EXPECT_TRUE(server.engine().CheckInvariants().ok());
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return !server.engine().stuck(); }));
+  EXPECT_FALSE(server.engine().Ready());
 }
 
 TEST(HostileTest, SessionsAreLimited) {

@@ -87,7 +87,8 @@ class SessionCoreTest : public ::testing::Test {
     serving_ = Serving::Create(server_->config(), server_->engine(), *decoding_, clock_,
                                &server_->metrics())
                    .value();
-    core_ = std::make_shared<SessionCore>(serving_, serving_->sessions().Admit().value(), kNever);
+    core_ =
+        std::make_shared<SessionCore>(serving_, serving_->sessions().Admit("a").value(), kNever);
     core_->Start(&port_);
   }
   void TearDown() override {

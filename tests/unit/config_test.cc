@@ -268,7 +268,9 @@ TEST(ConfigTest, AddressesNeedAHostAndAPort) {
   }
   for (const char* good : {"0.0.0.0:1", "localhost:65535", "[::]:50051", "[fe80::1]:80",
                            "10.0.0.1:7", "vla-1.example.org:443"}) {
-    EXPECT_TRUE(Parse(WithModel(StrCat("server: {listen: \"", good, "\"}"))).ok()) << good;
+    EXPECT_TRUE(
+        Parse(WithModel(StrCat("server: {allow_insecure: true, listen: \"", good, "\"}"))).ok())
+        << good;
   }
   EXPECT_THAT(Refusal(WithModel("server: {listen: \"a:1\", metrics_listen: \"a:1\"}")),
               HasSubstr("server.metrics_listen: is the same address as server.listen"));
@@ -301,6 +303,51 @@ TEST(ConfigTest, SettingsMustNotContradictEachOther) {
   EXPECT_THAT(Refusal("models:\n- {name: m, path: p, action_space: {steps: 1, dt_s: 1, dims: "
                       "[{name: x}, {name: x}]}}"),
               HasSubstr("models[0].action_space.dims[1].name: the name x is repeated"));
+}
+
+TEST(ConfigTest, BeyondLoopbackNeedsTlsAndTokensOrSayingSo) {
+  const std::string tls = "tls: {certificate: c.pem, key: k.pem}";
+  const std::string far = "server:\n  metrics_listen: ''\n  listen: \"0.0.0.0:1\"\n  ";
+  EXPECT_THAT(Refusal(WithModel(far)),
+              AllOf(StartsWith("conf/s.yaml:3: server.listen: 0.0.0.0:1 is beyond loopback"),
+                    HasSubstr("set server.tls and server.tokens_file, or server.allow_insecure")));
+  EXPECT_THAT(Refusal(WithModel(StrCat(far, tls))), HasSubstr("set server.tokens_file, or"));
+  EXPECT_THAT(Refusal(WithModel(StrCat(far, "tokens_file: t"))), HasSubstr("set server.tls, or"));
+  EXPECT_EQ(Refusal(WithModel(StrCat(far, tls, "\n  tokens_file: t"))), "accepted");
+  EXPECT_EQ(Refusal(WithModel(StrCat(far, "allow_insecure: true"))), "accepted");
+  for (const char* near : {"127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1"}) {
+    EXPECT_TRUE(IsLoopback(near)) << near;
+    EXPECT_EQ(Refusal(WithModel(StrCat("server: {listen: \"", near, "\"}"))), "accepted") << near;
+  }
+  // Names are not trusted by their looks.
+  for (const char* other : {"127.example.com:1", "localhost.example.com:1", "[::]:1", "10.0.0.1:1",
+                            "[::ffff:10.0.0.1]:1", "robot:1"}) {
+    EXPECT_FALSE(IsLoopback(other)) << other;
+    EXPECT_THAT(Refusal(WithModel(StrCat("server: {listen: \"", other, "\"}"))),
+                HasSubstr("is beyond loopback"));
+  }
+}
+
+TEST(ConfigTest, CredentialPathsStartAtTheFile) {
+  const absl::StatusOr<Config> config =
+      Parse(WithModel("server:\n  tokens_file: tokens\n"
+                      "  tls: {certificate: ../c.pem, key: /etc/k.pem, client_ca: ca/a.pem}"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->server.tokens_file, "conf/tokens");
+  EXPECT_EQ(config->server.tls->certificate, "c.pem");
+  EXPECT_EQ(config->server.tls->key, "/etc/k.pem");
+  EXPECT_EQ(config->server.tls->client_ca, "conf/ca/a.pem");
+  const absl::StatusOr<Config> again = ParseConfig(ToYaml(*config), "x.yaml");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ToYaml(*again), ToYaml(*config));
+  const absl::StatusOr<Config> none = Parse(kModels);
+  ASSERT_TRUE(none.ok());
+  EXPECT_FALSE(none->server.tls.has_value());
+  EXPECT_EQ(none->server.tokens_file, "");
+  EXPECT_THAT(Refusal(WithModel("server: {tls: {certificate: c.pem}}")),
+              HasSubstr("server.tls.key: the key is required"));
+  EXPECT_THAT(Refusal(WithModel("server: {tls: {certificate: '', key: k}}")),
+              HasSubstr("server.tls.certificate: "));
 }
 
 TEST(ConfigTest, YamlItselfIsBounded) {

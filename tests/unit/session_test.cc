@@ -325,6 +325,20 @@ TEST(TokenBucketTest, SustainsItsRate) {
   EXPECT_TRUE(slow.Take(kStart - std::chrono::hours(1)));
 }
 
+TEST(TokenBucketTest, WhatIsLargerThanABurstIsOwed) {
+  using std::chrono::milliseconds;
+  TokenBucket bucket(100, 50, kStart);
+  EXPECT_FALSE(bucket.WaitFor(kStart, 80));
+  EXPECT_FALSE(bucket.Take(kStart, 80));  // 30 are owed
+  const std::optional<Micros> one = bucket.Take(kStart);
+  ASSERT_TRUE(one);
+  EXPECT_NEAR(one->count(), 310'000, 2);
+  EXPECT_FALSE(bucket.Full(kStart + milliseconds(799)));
+  EXPECT_TRUE(bucket.Full(kStart + milliseconds(801)));
+  EXPECT_TRUE(bucket.Take(kStart + milliseconds(700), 80));  // only when it is full again
+  EXPECT_FALSE(bucket.Take(kStart + milliseconds(801), 80));
+}
+
 TEST(CatalogTest, ResolvesOrLists) {
   const auto host = FakeModel::HostOnly({.statistics = {"a", "b"}});
   SessionModel one;
@@ -438,12 +452,12 @@ TEST(SessionManagerTest, LeasesArePlaces) {
   model.name = "m";
   model.model = host.get();
   model.max_sessions = 1;
-  SessionManager manager(2, 1);
-  auto a = manager.Admit();
-  auto b = manager.Admit();
+  SessionManager manager(2, 0, 1);
+  auto a = manager.Admit("a");
+  auto b = manager.Admit("a");
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_NE(a->id(), b->id());
-  const absl::Status full = manager.Admit().status();
+  const absl::Status full = manager.Admit("a").status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetErrorInfo(full).reason, Reason::kRateLimited);
   EXPECT_TRUE(a->BindModel(model).ok());
@@ -460,8 +474,25 @@ TEST(SessionManagerTest, LeasesArePlaces) {
   EXPECT_EQ(manager.open(), 0U);
 }
 
+TEST(SessionManagerTest, EachPeerHasItsOwnPlaces) {
+  SessionManager manager(4, 2, 1);
+  auto a = manager.Admit("a");
+  auto b = manager.Admit("a");
+  ASSERT_TRUE(a.ok() && b.ok());
+  const absl::Status full = manager.Admit("a").status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(full).reason, Reason::kRateLimited);
+  EXPECT_EQ(manager.open(), 2U);  // the refused one holds nothing
+  EXPECT_TRUE(manager.Admit("b").ok());
+  SessionLease moved = *std::move(a);
+  a->Release();
+  EXPECT_FALSE(manager.Admit("a").ok());
+  moved.Release();
+  EXPECT_TRUE(manager.Admit("a").ok());
+}
+
 TEST(SessionManagerTest, ManyThreadsNeverPassTheLimit) {
-  SessionManager manager(10, 1);
+  SessionManager manager(10, 0, 1);
   std::atomic<int> most{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -469,7 +500,7 @@ TEST(SessionManagerTest, ManyThreadsNeverPassTheLimit) {
       for (int i = 0; i < 2000; ++i) {
         std::vector<SessionLease> leases;
         for (int k = 0; k < 4; ++k) {
-          auto lease = manager.Admit();
+          auto lease = manager.Admit("a");
           if (lease.ok()) leases.push_back(*std::move(lease));
         }
         most = std::max(most.load(), static_cast<int>(manager.open()));

@@ -42,7 +42,7 @@ class LatencyClass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., deadline_us: _Optional[int] = ..., tier: _Optional[int] = ..., runs_late: bool = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "session_idle_s"]
+    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "pixels_per_s", "session_idle_s", "sessions_per_peer"]
     ACTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     ACTS_PER_S_FIELD_NUMBER: _ClassVar[int]
     FRAMES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class Limits(_message.Message):
     MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_PER_S_FIELD_NUMBER: _ClassVar[int]
     OUTBOX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_PER_PEER_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_S_FIELD_NUMBER: _ClassVar[int]
     acts_in_flight: int
     acts_per_s: float
@@ -66,5 +68,7 @@ class Limits(_message.Message):
     max_samples: int
     messages_per_s: float
     outbox_messages: int
+    pixels_per_s: float
     session_idle_s: float
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ..., messages_per_s: _Optional[float] = ...) -> None: ...
+    sessions_per_peer: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ..., messages_per_s: _Optional[float] = ..., pixels_per_s: _Optional[float] = ..., sessions_per_peer: _Optional[int] = ...) -> None: ...
