@@ -27,6 +27,9 @@ from saccade.v1 import (
     server_pb2_grpc,
 )
 
+_HEARD_AFTER_S = 0.25
+"""How long a second opening listens before it writes."""
+
 __all__ = ["ActStream", "Client", "Session"]
 
 
@@ -385,18 +388,32 @@ class Session(_core.SessionBase):
 
     async def _stream(self) -> errors.SaccadeError | None:
         """One stream from opening to end; what it ended with."""
+        ended = await self._try(0.0)
+        if isinstance(ended, _Unheard):
+            ended = await self._try(_HEARD_AFTER_S)
+        return ended
+
+    async def _try(self, write_after_s: float) -> errors.SaccadeError | None:
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._core.connect(outgoing.put_nowait)
-        call = self._stub.Session(_until_none(outgoing), metadata=self._metadata)
+        messages = _until_none(outgoing, write_after_s)
+        call = self._stub.Session(messages, metadata=self._metadata)
+        answered = False
         try:
             event = await self._first_event(call)
+            answered = True
             while event is not grpc.aio.EOF:
                 self._core.handle(event)
                 event = await call.read()
         except errors.TimedOut as error:
             return error
         except grpc.RpcError as error:
-            return errors.from_rpc_error(error)
+            failed = errors.from_rpc_error(error)
+            # gRPC's asyncio calls say this when a write meets a stream that the server has ended, and
+            # forget what it ended with. Nothing is lost by opening again, and listening first.
+            if not answered and (failed.code, failed.reason) == ("INTERNAL", "UNSPECIFIED"):
+                return _Unheard(failed.message, code=failed.code)
+            return failed
         except grpc.aio.UsageError as error:  # the channel was closed
             return errors.SessionClosed(str(error))
         finally:
@@ -419,9 +436,14 @@ class Session(_core.SessionBase):
             first.cancel()
 
 
+class _Unheard(errors.RequestFailed):
+    """An opening that was refused before it was written."""
+
+
 async def _until_none(
-    outgoing: asyncio.Queue[pb.SessionRequest | None],
+    outgoing: asyncio.Queue[pb.SessionRequest | None], after_s: float
 ) -> AsyncIterator[pb.SessionRequest]:
+    await asyncio.sleep(after_s)
     while (message := await outgoing.get()) is not None:
         yield message
 
