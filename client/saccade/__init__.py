@@ -1,9 +1,36 @@
-"""Client of the Saccade inference server for vision-language-action models."""
+"""Client of the Saccade inference server for vision-language-action models.
+
+``saccade.aio`` has the same for asyncio.
+"""
 
 from saccade.client import Client
 from saccade.credentials import Credentials
-from saccade.errors import RequestFailed, SaccadeError, SessionClosed
-from saccade.session import Session
+from saccade.errors import (
+    Cancelled,
+    ConnectionLost,
+    Draining,
+    Expired,
+    Internal,
+    InvalidActionToken,
+    InvalidInput,
+    Late,
+    MissingInput,
+    NeverFits,
+    NoFrame,
+    NonFinite,
+    PermissionDenied,
+    QueueFull,
+    RateLimited,
+    RequestFailed,
+    SaccadeError,
+    SessionClosed,
+    StaleFrame,
+    Superseded,
+    TimedOut,
+    Unauthenticated,
+    WorkerFailed,
+)
+from saccade.session import ActStream, Session
 from saccade.types import (
     ActionDimension,
     Actions,
@@ -14,27 +41,54 @@ from saccade.types import (
     LatencyClass,
     ModalityTokens,
     ModelInfo,
+    Reconnect,
+    Reconnected,
     ServerStatus,
     Timings,
+    Token,
 )
 
 __version__ = "0.1.0"
 __all__ = [
+    "ActStream",
     "ActionDimension",
     "ActionSample",
     "ActionSpace",
     "Actions",
     "Camera",
+    "Cancelled",
     "Client",
+    "ConnectionLost",
     "Credentials",
+    "Draining",
+    "Expired",
     "FrameUsed",
+    "Internal",
+    "InvalidActionToken",
+    "InvalidInput",
+    "Late",
     "LatencyClass",
+    "MissingInput",
     "ModalityTokens",
     "ModelInfo",
+    "NeverFits",
+    "NoFrame",
+    "NonFinite",
+    "PermissionDenied",
+    "QueueFull",
+    "RateLimited",
+    "Reconnect",
+    "Reconnected",
     "RequestFailed",
     "SaccadeError",
     "ServerStatus",
     "Session",
     "SessionClosed",
+    "StaleFrame",
+    "Superseded",
+    "TimedOut",
     "Timings",
+    "Token",
+    "Unauthenticated",
+    "WorkerFailed",
 ]

@@ -1,4 +1,4 @@
-"""The command line: predict, stream, models, status."""
+"""The command line: predict, stream, models, status, top."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from saccade import Client, errors, types
+from saccade import Client, errors, top, types
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
 
@@ -150,6 +150,10 @@ def _status(client: Client, args: argparse.Namespace) -> int:
     return 0 if status.ready else 1
 
 
+def _top(client: Client, args: argparse.Namespace) -> int:
+    return top.run(client, args.metrics, args.interval, args.once, args.json, sys.stdout)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="saccade", description=__doc__)
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (%(default)s)")
@@ -184,15 +188,23 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("models", help="what the server has loaded").set_defaults(run=_models)
     commands.add_parser("status", help="the server as a whole").set_defaults(run=_status)
+
+    live = commands.add_parser("top", help="what the server does, live")
+    live.add_argument("--metrics", default=top.DEFAULT_METRICS, help="URL (%(default)s)")
+    live.add_argument("--interval", type=float, default=1.0, help="seconds (%(default)s)")
+    live.add_argument("--once", action="store_true", help="one frame, over one interval")
+    live.add_argument("--json", action="store_true", help="one JSON line per frame")
+    live.set_defaults(run=_top)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; 0 good, 1 the request failed, 2 wrong usage."""
     args = _parser().parse_args(argv)
-    if getattr(args, "hz", 1.0) <= 0:
-        print("saccade: --hz must be positive", file=sys.stderr)
-        return 2
+    for name in ("hz", "interval"):
+        if not 0 < getattr(args, name, 1.0) < 1e6:
+            print(f"saccade: --{name} must be positive", file=sys.stderr)
+            return 2
     try:
         credentials = Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
         with Client(args.address, credentials=credentials) as client:

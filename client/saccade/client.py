@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import grpc
 
-from saccade import errors, images, types
+from saccade import _core, channel, errors, images, types
 from saccade.credentials import Credentials
 from saccade.session import Session
-from saccade.v1 import inference_pb2 as pb
 from saccade.v1 import (
     inference_pb2_grpc,
     models_pb2,
@@ -34,15 +34,8 @@ class Client:
     ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = (credentials or Credentials()).channel(
-            address,
-            options=[
-                ("grpc.max_send_message_length", -1),  # the server states and enforces its limit
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.http2.max_pings_without_data", 0),
-            ],
-        )
+        self._channel = channel.connect(address, credentials or Credentials())
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._models = models_pb2_grpc.ModelsStub(self._channel)
         self._server = server_pb2_grpc.ServerStub(self._channel)
@@ -97,23 +90,14 @@ class Client:
 
         ``timeout_s`` is the gRPC deadline and bounds the request's own; default: none.
         """
-        if not isinstance(images_by_camera, Mapping):
-            images_by_camera = {"": images_by_camera}
-        request = pb.PredictRequest(
-            model=model,
-            text=pb.TextInput(instruction=instruction),
-            frames=[images.frame(image, camera) for camera, image in images_by_camera.items()],
-            statistics_key=statistics_key,
-            act=pb.ActRequest(
-                latency_class=latency_class,
-                deadline_us=round(deadline_s * 1e6),
-                samples=samples,
-                seed=seed,
-                temperature=temperature,
-            ),
+        request = _core.predict_request(
+            images_by_camera,
+            instruction,
+            model,
+            statistics_key,
+            state,
+            _core.act_request(deadline_s, 0.0, latency_class, samples, seed, temperature),
         )
-        if state is not None:
-            request.state.values.extend(state)
         sent = time.perf_counter()
         try:
             answer = self._inference.Predict(request, timeout=timeout_s)
@@ -129,21 +113,32 @@ class Client:
         statistics_key: str = "",
         latency_class: str = "",
         supersede: bool = False,
-        on_token: Callable[[int, int, int, int], None] | None = None,
+        on_token: _core.OnToken | None = None,
+        stream_tokens: bool = False,
+        reconnect: types.Reconnect | None = types.DEFAULT_RECONNECT,
+        retry_acts: bool = False,
+        on_reconnect: _core.OnReconnect | None = None,
     ) -> Session:
-        """Opens a session; its reader thread calls ``on_token(act_id, sample, index, token)``."""
-        message = pb.Open(
-            model=model,
-            instruction=instruction,
-            cameras=cameras,
-            statistics_key=statistics_key,
-            latency_class=latency_class,
-            options=pb.SessionOptions(supersede=supersede, stream_tokens=on_token is not None),
+        """Opens a session.
+
+        ``on_token(act_id, sample, index, token)`` and ``on_reconnect`` are called by its reader
+        thread; ``stream_tokens`` allows ``Session.act_stream``. When the connection or the server
+        goes away the session is opened again (``reconnect``; None: it ends) with the newest
+        instruction, state and frames; act requests without an answer fail with a retriable error,
+        or are sent again where their deadline allows it (``retry_acts``).
+        """
+        stream_tokens = stream_tokens or on_token is not None
+        message = _core.open_message(
+            model, instruction, cameras, statistics_key, latency_class, supersede, stream_tokens
         )
-        return Session(self._inference, message, on_token)
+        session = Session(self._inference, message, reconnect, retry_acts, on_token, on_reconnect)
+        self._sessions.add(session)
+        return session
 
     def close(self) -> None:
         """Closes the connection; open sessions end."""
+        for session in list(self._sessions):
+            session.abort()
         self._channel.close()
 
     def __enter__(self) -> Client:

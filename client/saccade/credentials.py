@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.aio
 
 _LOOPBACK = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+|unix:.*")
 
@@ -28,6 +29,26 @@ class Credentials:
 
     def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         """A channel to the server. Raises OSError for a file, ValueError for what does not fit."""
+        tls, token = self._load(address)
+        if tls is not None:
+            channel = grpc.secure_channel(address, tls, options=options)
+        else:
+            channel = grpc.insecure_channel(address, options=options)
+        return grpc.intercept_channel(channel, _AddToken(token)) if token else channel
+
+    def aio_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        """The same for asyncio, but for the token: see ``metadata``."""
+        tls, _ = self._load(address)
+        if tls is not None:
+            return grpc.aio.secure_channel(address, tls, options=options)
+        return grpc.aio.insecure_channel(address, options=options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call of an asyncio channel carries."""
+        token = self._token()
+        return (_header(token),) if token else ()
+
+    def _load(self, address: str) -> tuple[grpc.ChannelCredentials | None, str]:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("a client certificate and its key must be given together")
         if self.tls_cert and not self.tls_ca:
@@ -35,19 +56,13 @@ class Credentials:
         token = self._token()
         if token and not self.tls_ca and not _LOOPBACK.fullmatch(address):
             raise ValueError(f"the token would travel in the clear to {address}: give tls_ca")
-        if self.tls_ca:
-            identity = (Path(self.tls_key), Path(self.tls_cert)) if self.tls_cert else None
-            channel = grpc.secure_channel(
-                address,
-                grpc.ssl_channel_credentials(
-                    Path(self.tls_ca).read_bytes(),
-                    *(path.read_bytes() for path in identity or ()),
-                ),
-                options=options,
-            )
-        else:
-            channel = grpc.insecure_channel(address, options=options)
-        return grpc.intercept_channel(channel, _AddToken(token)) if token else channel
+        if not self.tls_ca:
+            return None, token
+        identity = (Path(self.tls_key), Path(self.tls_cert)) if self.tls_cert else ()
+        tls = grpc.ssl_channel_credentials(
+            Path(self.tls_ca).read_bytes(), *(path.read_bytes() for path in identity)
+        )
+        return tls, token
 
     def _token(self) -> str:
         if not self.token_file:
@@ -56,6 +71,10 @@ class Credentials:
         if not token or not token.isprintable() or " " in token:
             raise ValueError(f"{self.token_file} must hold one token and nothing else")
         return token
+
+
+def _header(token: str) -> tuple[str, str]:
+    return ("authorization", f"Bearer {token}")
 
 
 class _Details(NamedTuple):
@@ -75,7 +94,7 @@ class _AddToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
     """Sends the token with every call. Call credentials would do, but only over TLS."""
 
     def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+        self._header = _header(token)
 
     def _call(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
         metadata = [*(details.metadata or ()), self._header]

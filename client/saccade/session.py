@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from types import TracebackType
 
 import grpc
 
-from saccade import errors, images, types
+from saccade import _core, errors, types
 from saccade.v1 import inference_pb2 as pb
 from saccade.v1 import inference_pb2_grpc
 
 
-class Session:
+class ActStream:
+    """The tokens of one answer as they are decoded, then the answer. Iterate, then ``actions``."""
+
+    def __init__(
+        self, future: Future[types.Actions], tokens: queue.SimpleQueue[types.Token | None]
+    ) -> None:
+        self._future = future
+        self._tokens = tokens
+        future.add_done_callback(lambda _: tokens.put(None))
+
+    def __iter__(self) -> Iterator[types.Token]:
+        """Ends with the answer; raises what the request failed with.
+
+        A request that is repeated after a reconnect begins again at index 0.
+        """
+        while (token := self._tokens.get()) is not None:
+            yield token
+        self._tokens.put(None)
+        self.actions()
+
+    def actions(self, timeout_s: float | None = None) -> types.Actions:
+        """The answer; waits for it."""
+        return _wait(self._future, timeout_s)
+
+    def cancel(self) -> None:
+        """Withdraws the request."""
+        self._future.cancel()
+
+
+class Session(_core.SessionBase):
     """One robot's stream. Made by ``Client.session``; use it as a context manager.
 
     Frames replace older frames of their camera on the server; an act request uses what has been
@@ -27,74 +57,34 @@ class Session:
     def __init__(
         self,
         stub: inference_pb2_grpc.InferenceStub,
-        open_message: pb.Open,
-        on_token: Callable[[int, int, int, int], None] | None = None,
-        open_timeout_s: float = 10.0,
+        message: pb.Open,
+        reconnect: types.Reconnect | None,
+        retry_acts: bool,
+        on_token: _core.OnToken | None,
+        on_reconnect: _core.OnReconnect | None,
     ) -> None:
-        self._outgoing: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[Future[types.Actions], float]] = {}
-        self._next_act = 1
-        self._sent = 0
-        self._over: Exception | None = None
-        self._on_token = on_token
-        self._opened: Future[pb.Opened] = Future()
-        self.notices: list[str] = []
-        """What the server told in passing, newest last; at most 100 are kept."""
-        self.message_errors: list[errors.RequestFailed] = []
-        """Errors of messages other than act requests (a refused frame, say); at most 100."""
+        first: Future[None] = Future()
 
-        self._send(pb.SessionRequest(open=open_message))
-        self._call = stub.Session(self._requests())
-        self._reader = threading.Thread(target=self._read, name="saccade-session", daemon=True)
+        def on_first(error: errors.SaccadeError | None) -> None:
+            if error is None:
+                first.set_result(None)
+            else:
+                first.set_exception(error)
+
+        core = _core.Core(message, reconnect, retry_acts, on_token, on_reconnect, on_first)
+        super().__init__(core, message.options.stream_tokens)
+        self._stub = stub
+        self._call: grpc.Call | None = None
+        self._aborted = threading.Event()
+        self._reader = threading.Thread(target=self._run, name="saccade-session", daemon=True)
         self._reader.start()
         try:
-            opened = self._opened.result(open_timeout_s)
+            first.result()
         except BaseException:
-            self._call.cancel()
+            self.abort()
             raise
-        self.session_id: int = opened.session_id
-        self.model: types.ModelInfo = types.model_info(opened.model)
-        self.statistics_key: str = opened.statistics_key
-        self.action_space: types.ActionSpace = types.action_space(opened.action_space)
-        self.deadline_s: float = opened.latency_class.deadline_us * 1e-6
-        """Default deadline of this session's latency class; 0: none."""
 
-    # ------------------------------------------------------------------------------------- sending
-    def send_frame(
-        self,
-        image: images.ImageLike,
-        camera: str = "",
-        capture_time_ns: int | None = None,
-        age_s: float = 0.0,
-    ) -> None:
-        """Sends a frame; the newest of each camera is used."""
-        frame = images.frame(image, camera, capture_time_ns, age_s)
-        self._send(pb.SessionRequest(vision=frame))
-
-    def set_instruction(self, instruction: str) -> None:
-        """Replaces the instruction for act requests that follow."""
-        self._send(pb.SessionRequest(text=pb.TextInput(instruction=instruction)))
-
-    def set_prompt_tokens(self, ids: Sequence[int]) -> None:
-        """Replaces the instruction by token ids of the whole prompt, BOS first."""
-        tokens = pb.TokenIds(ids=ids)
-        self._send(pb.SessionRequest(text=pb.TextInput(token_ids=tokens)))
-
-    def set_state(self, values: Sequence[float], capture_time_ns: int = 0) -> None:
-        """Replaces the state of the robot."""
-        state = pb.StateInput(values=values, capture_time_ns=capture_time_ns)
-        self._send(pb.SessionRequest(state=state))
-
-    def report_executed(self, actions: Sequence[Sequence[float]], time_ns: int = 0) -> None:
-        """Tells what the robot really did."""
-        executed = [pb.ExecutedAction(values=a, time_ns=time_ns) for a in actions]
-        self._send(pb.SessionRequest(executed=pb.ExecutedActions(actions=executed)))
-
-    def reset(self, keep_instruction: bool = True) -> None:
-        """Starts a new episode: frames, state and executed actions are forgotten."""
-        self._send(pb.SessionRequest(reset=pb.Reset(keep_instruction=keep_instruction)))
-
+    # -------------------------------------------------------------------------------------- asking
     def act_async(
         self,
         deadline_s: float = 0.0,
@@ -104,29 +94,15 @@ class Session:
         seed: int = 0,
         temperature: float = 0.0,
     ) -> Future[types.Actions]:
-        """Asks for actions and returns at once; 0 stands for the class's or no limit."""
-        future: Future[types.Actions] = Future()
-        with self._lock:
-            if self._over is not None:
-                raise errors.SessionClosed(str(self._over))
-            act_id = self._next_act
-            self._next_act += 1
-            self._waiting[act_id] = (future, time.perf_counter())
-        future.act_id = act_id  # type: ignore[attr-defined]
-        self._send(
-            pb.SessionRequest(
-                act=pb.ActRequest(
-                    id=act_id,
-                    latency_class=latency_class,
-                    deadline_us=round(deadline_s * 1e6),
-                    max_frame_age_us=round(max_frame_age_s * 1e6),
-                    samples=samples,
-                    seed=seed,
-                    temperature=temperature,
-                )
+        """Asks for actions and returns at once; 0 stands for the class's or no limit.
+
+        Cancelling the future withdraws the request.
+        """
+        return self._ask(
+            _core.act_request(
+                deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
             )
         )
-        return future
 
     def act(
         self,
@@ -138,24 +114,47 @@ class Session:
         temperature: float = 0.0,
         timeout_s: float | None = None,
     ) -> types.Actions:
-        """Asks for actions and waits for them."""
-        future = self.act_async(
+        """Asks for actions and waits for them.
+
+        ``timeout_s`` bounds the wait and the deadline; after it the request is withdrawn and
+        ``TimedOut`` raised.
+        """
+        request = _core.act_request(
             deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
         )
-        return future.result(timeout_s)
+        return _wait(self._ask(self._bounded(request, timeout_s)), timeout_s)
 
-    def cancel_all(self) -> None:
-        """Withdraws every unanswered act request; each then fails with CANCELLED."""
-        self._send(pb.SessionRequest(cancel=pb.Cancel(all=True)))
+    def act_stream(
+        self,
+        deadline_s: float = 0.0,
+        max_frame_age_s: float = 0.0,
+        latency_class: str = "",
+        samples: int = 1,
+        seed: int = 0,
+        temperature: float = 0.0,
+    ) -> ActStream:
+        """Asks for actions whose tokens are read as they come (``stream_tokens=True``)."""
+        self._check_tokens()
+        tokens: queue.SimpleQueue[types.Token | None] = queue.SimpleQueue()
+        request = _core.act_request(
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+        )
+        return ActStream(self._ask(request, tokens), tokens)
 
     # ------------------------------------------------------------------------------------- closing
     def close(self, timeout_s: float = 5.0) -> None:
         """Stops sending, waits for what is unanswered, ends the stream."""
-        self._outgoing.put(None)
-        self._reader.join(timeout_s)
-        if self._reader.is_alive():
+        if self._core.begin_close():
+            self._join(timeout_s)
+        self.abort()
+        self._join(timeout_s)
+
+    def abort(self) -> None:
+        """Ends the stream at once; unanswered requests fail."""
+        self._core.begin_close()
+        self._aborted.set()
+        if self._call is not None:
             self._call.cancel()
-            self._reader.join(timeout_s)
 
     def __enter__(self) -> Session:
         return self
@@ -167,66 +166,98 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._call.cancel()
+            self.abort()
         self.close()
 
     # ------------------------------------------------------------------------------------ internal
-    def _send(self, message: pb.SessionRequest) -> None:
-        if self._over is not None:
-            raise errors.SessionClosed(str(self._over))
-        self._outgoing.put(message)
+    def _join(self, timeout_s: float) -> None:
+        if threading.current_thread() is not self._reader:
+            self._reader.join(timeout_s)
 
-    def _requests(self) -> Iterator[pb.SessionRequest]:
-        while True:
-            message = self._outgoing.get()
-            if message is None:
+    def _ask(
+        self,
+        request: pb.ActRequest,
+        tokens: queue.SimpleQueue[types.Token | None] | None = None,
+    ) -> Future[types.Actions]:
+        future: Future[types.Actions] = Future()
+
+        def resolve(outcome: _core.Outcome) -> None:
+            if not future.set_running_or_notify_cancel():
                 return
-            yield message
-
-    def _read(self) -> None:
-        over: Exception = errors.SessionClosed("the stream has ended")
-        try:
-            for event in self._call:
-                self._handle(event)
-        except grpc.RpcError as error:
-            over = errors.from_rpc_error(error)
-        with self._lock:
-            self._over = over
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-        self._outgoing.put(None)  # lets gRPC's sending thread end
-        if not self._opened.done():
-            self._opened.set_exception(over)
-        for future, _ in waiting:
-            future.set_exception(errors.SessionClosed(str(over)))
-
-    def _handle(self, event: pb.SessionResponse) -> None:
-        kind = event.WhichOneof("event")
-        if kind == "opened":
-            self._opened.set_result(event.opened)
-        elif kind == "token" and self._on_token is not None:
-            t = event.token
-            self._on_token(t.act_id, t.sample, t.index, t.token)
-        elif kind == "chunk":
-            future, sent = self._take(event.chunk.act_id)
-            if future is not None:
-                future.set_result(types.actions(event.chunk, time.perf_counter() - sent))
-        elif kind == "error":
-            failed = errors.from_detail(event.error.code, event.error.message, event.error.detail)
-            if event.error.HasField("act_id"):
-                future, _ = self._take(event.error.act_id)
-                if future is not None:
-                    future.set_exception(failed)
+            if isinstance(outcome, errors.SaccadeError):
+                future.set_exception(outcome)
             else:
-                self._keep(self.message_errors, failed)
-        elif kind == "notice":
-            self._keep(self.notices, event.notice.message)
+                future.set_result(outcome)
 
-    def _take(self, act_id: int) -> tuple[Future[types.Actions] | None, float]:
-        with self._lock:
-            return self._waiting.pop(act_id, (None, 0.0))
+        act_id = self._core.act(request, resolve, tokens.put if tokens is not None else None)
+        future.act_id = act_id  # type: ignore[attr-defined]
+        future.add_done_callback(lambda f: self._core.cancel(act_id) if f.cancelled() else None)
+        return future
 
-    @staticmethod
-    def _keep(items: list, item: object) -> None:  # type: ignore[type-arg]
-        items.append(item)
-        del items[:-100]
+    def _run(self) -> None:
+        """The reader thread: one stream after the other."""
+        try:
+            while True:
+                delay_s = self._core.ended(self._stream())
+                if delay_s is None or not self._pause(delay_s):
+                    break
+            self._core.fail(errors.SessionClosed("the session is closed"))
+        except Exception as error:  # nobody may be left waiting
+            _core.LOG.exception("a session failed")
+            self._core.fail(errors.SessionClosed(f"a fault of the client: {error!r}"))
+
+    def _pause(self, delay_s: float) -> bool:
+        """Waits; False: the session is closed."""
+        end = time.monotonic() + delay_s
+        while (left := end - time.monotonic()) > 0:
+            self._core.expire()
+            if self._aborted.wait(min(left, _core.EXPIRE_EVERY_S)):
+                break
+        return not self._aborted.is_set()
+
+    def _stream(self) -> errors.SaccadeError | None:
+        """One stream from opening to end; what it ended with."""
+        outgoing: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
+        self._core.connect(outgoing.put)
+        try:
+            call = self._stub.Session(iter(outgoing.get, None))
+        except ValueError as error:  # gRPC's word for a channel that was closed
+            return errors.SessionClosed(str(error))
+        self._call = call
+        if self._aborted.is_set():
+            call.cancel()
+        answered, late = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            end = time.monotonic() + _core.OPEN_TIMEOUT_S
+            while not answered.wait(_core.EXPIRE_EVERY_S):
+                self._core.expire()
+                if time.monotonic() >= end:
+                    late.set()
+                    call.cancel()
+                    return
+
+        threading.Thread(target=watch, name="saccade-opening", daemon=True).start()
+        try:
+            for event in call:
+                answered.set()
+                self._core.handle(event)
+        except grpc.RpcError as error:
+            if late.is_set():
+                return _core.timed_out("no answer to the opening", _core.OPEN_TIMEOUT_S)
+            return errors.from_rpc_error(error)
+        finally:
+            answered.set()
+            outgoing.put(None)  # lets gRPC's sending thread end
+        return None
+
+
+def _wait(future: Future[types.Actions], timeout_s: float | None) -> types.Actions:
+    try:
+        return future.result(timeout_s)
+    except concurrent.futures.TimeoutError:
+        if not future.cancel():  # answered in this very moment
+            return future.result()
+        raise _core.timed_out("no answer", timeout_s or 0.0) from None
+    except concurrent.futures.CancelledError:
+        raise errors.Cancelled("withdrawn", code="CANCELLED", reason="CANCELLED") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,51 @@ class ActionSample:
 
 
 @dataclass(frozen=True)
+class Token:
+    """One token of an answer in progress; a preview, some may be missing."""
+
+    sample: int
+    """Which of the request's samples, from 0."""
+    index: int
+    """Which token of the sample, from 0."""
+    token: int
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """How a session reconnects: after 1, 2, 4, ... times ``initial_s``, at most ``cap_s``.
+
+    Every delay is a random half to whole of that, so that many robots do not come back at once.
+    """
+
+    initial_s: float = 0.1
+    cap_s: float = 2.0
+    give_up_s: float | None = None
+    """Seconds without a connection after which the session is over; None: never."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial_s <= self.cap_s:
+            raise ValueError("a reconnect needs 0 < initial_s <= cap_s")
+
+
+DEFAULT_RECONNECT = Reconnect()
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """A session that was opened again."""
+
+    cause: str
+    """What ended the connection before."""
+    attempts: int
+    down_s: float
+    """Seconds from the loss until the session was open again."""
+    session_id: int
+    same_model: bool
+    """The model answers as before (equal fingerprints)."""
+
+
+@dataclass(frozen=True)
 class FrameUsed:
     """A frame that an answer was computed from."""
 
@@ -158,14 +204,19 @@ class Actions:
         return self.samples[0].values
 
 
+def enum_name(enum: Any, number: int, prefix: str) -> str:
+    """An enum value without its prefix, small; the number, for a value of a newer server."""
+    known = enum.DESCRIPTOR.values_by_number.get(number)
+    return str(known.name).removeprefix(prefix).lower() if known else str(number)
+
+
 def action_space(message: models_pb2.ActionSpace) -> ActionSpace:
     """From the wire."""
-    name = models_pb2.ActionReference.Name(message.reference)
     return ActionSpace(
         steps=message.steps,
         dim=message.dim,
         dimensions=tuple(ActionDimension(d.name, d.unit) for d in message.dimensions),
-        reference=name.removeprefix("ACTION_REFERENCE_").lower(),
+        reference=enum_name(models_pb2.ActionReference, message.reference, "ACTION_REFERENCE_"),
         dt_s=message.dt_s,
     )
 
@@ -232,9 +283,9 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
             decode_s=t.decode_us * 1e-6,
         ),
         tokens={
-            inference_pb2.Modality.Name(m.modality)
-            .removeprefix("MODALITY_")
-            .lower(): ModalityTokens(m.total, m.cached)
+            enum_name(inference_pb2.Modality, m.modality, "MODALITY_"): ModalityTokens(
+                m.total, m.cached
+            )
             for m in message.tokens
         },
         frames_cached=message.frames_cached,
@@ -244,8 +295,7 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
         latency_class=message.latency_class,
         statistics_key=message.statistics_key,
         degradation=tuple(
-            inference_pb2.Degradation.Name(d).removeprefix("DEGRADATION_").lower()
-            for d in message.degradation
+            enum_name(inference_pb2.Degradation, d, "DEGRADATION_") for d in message.degradation
         ),
         round_trip_s=round_trip_s,
     )
