@@ -44,6 +44,8 @@ class Front {
   const Clock& clock() const { return clock_; }
   Metrics* metrics() const { return metrics_; }
 
+  // Whether calls need a token at all.
+  bool asks_for_tokens() const { return authenticator_ != nullptr; }
   // Whether the call may go on; as Authenticator::Check. A refusal is counted. `peer` as gRPC names
   // it.
   absl::Status Authorize(std::string_view method, std::span<const std::string_view> authorization,

@@ -108,9 +108,11 @@ class RpcServer::Impl {
     builder.AddListeningPort(
         config.listen, tls_ == nullptr ? grpc::InsecureServerCredentials() : tls_->Credentials(),
         &port_);
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> guards;
-    guards.push_back(std::make_unique<Guard>(front_));
-    builder.experimental().SetInterceptorCreators(std::move(guards));
+    if (front_->asks_for_tokens()) {
+      std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> guards;
+      guards.push_back(std::make_unique<Guard>(front_));
+      builder.experimental().SetInterceptorCreators(std::move(guards));
+    }
     for (const std::unique_ptr<grpc::Service>& service : services_)
       builder.RegisterService(service.get());
     // Reflection alone is synchronous.
