@@ -1,4 +1,4 @@
-"""The command line: predict, stream, models, status, top."""
+"""The command line: predict, stream, models, status, top, admin."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from saccade import Client, errors, top, types
+from saccade.admin import Admin
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
 
@@ -154,6 +155,46 @@ def _top(client: Client, args: argparse.Namespace) -> int:
     return top.run(client, args.metrics, args.interval, args.once, args.json, sys.stdout)
 
 
+def _admin(client: Client, args: argparse.Namespace) -> int:
+    with Admin(client.address, credentials=_credentials(args)) as admin:
+        if args.what == "recent":
+            for r in admin.recent(args.count):
+                deadline = f"{r.deadline_s * 1e3:g}" if r.deadline_s else "-"
+                print(
+                    f"{r.arrival_s:10.3f} s  session {r.session_id}  {r.latency_class}: {r.outcome},"
+                    f" {r.total_s * 1e3:.1f} of {deadline} ms (queue {r.queue_s * 1e3:.1f}, encode"
+                    f" {r.encode_s * 1e3:.1f}, prefill {r.prefill_s * 1e3:.1f}, act"
+                    f" {r.act_s * 1e3:.1f}), {r.cached_tokens} of {r.prompt_tokens} tokens cached"
+                )
+        elif args.what == "trace":
+            Path(args.file).write_bytes(admin.trace())
+            print(f"{args.file}: open it in chrome://tracing or ui.perfetto.dev")
+        elif args.what == "cache":
+            for cache in admin.caches():
+                print(
+                    f"{cache.model} on worker {cache.worker}: {cache.free_blocks} of"
+                    f" {cache.total_blocks} blocks free, embeddings of {cache.embeddings_held}"
+                    f" frames held, {cache.embeddings_idle} idle"
+                )
+                for p in cache.partitions:
+                    print(
+                        f"  {p.modality}: {p.held} held, {p.idle} idle, floor {p.floor}, cap {p.cap};"
+                        f" {p.hit_tokens} tokens hit, {p.miss_tokens} missed"
+                    )
+            if args.check:
+                broken = admin.broken_invariant()
+                print(f"invariants: {broken or 'all hold'}")
+                return 1 if broken else 0
+        else:
+            admin.drain()
+            print("draining")
+    return 0
+
+
+def _credentials(args: argparse.Namespace) -> Credentials:
+    return Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="saccade", description=__doc__)
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (%(default)s)")
@@ -189,6 +230,17 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("models", help="what the server has loaded").set_defaults(run=_models)
     commands.add_parser("status", help="the server as a whole").set_defaults(run=_status)
 
+    admin = commands.add_parser("admin", help="for whoever runs the server")
+    whats = admin.add_subparsers(dest="what", required=True)
+    recent = whats.add_parser("recent", help="the last requests")
+    recent.add_argument("-n", dest="count", type=int, default=20, help="how many (%(default)s)")
+    trace = whats.add_parser("trace", help="the last steps and requests, for Perfetto")
+    trace.add_argument("file")
+    cache = whats.add_parser("cache", help="what the caches hold")
+    cache.add_argument("--check", action="store_true", help="and whether their invariants hold")
+    whats.add_parser("drain", help="end the server as SIGTERM does")
+    admin.set_defaults(run=_admin)
+
     live = commands.add_parser("top", help="what the server does, live")
     live.add_argument("--metrics", default=top.DEFAULT_METRICS, help="URL (%(default)s)")
     live.add_argument("--interval", type=float, default=1.0, help="seconds (%(default)s)")
@@ -206,8 +258,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"saccade: --{name} must be positive", file=sys.stderr)
             return 2
     try:
-        credentials = Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
-        with Client(args.address, credentials=credentials) as client:
+        with Client(args.address, credentials=_credentials(args)) as client:
             return int(args.run(client, args))
     except errors.SaccadeError as error:
         print(f"saccade: {error}", file=sys.stderr)

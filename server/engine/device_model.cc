@@ -282,7 +282,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
   int32_t* seeds = writer.Reserve(2 * seed.size(), seed_words);
   int32_t* temperatures = writer.Reserve(temperature.size(), temperature_words);
   fits = seeds != nullptr && temperatures != nullptr;
-  if (fits) {
+  if (fits && !seed.empty()) {  // a step without samples has neither
     std::memcpy(seeds, seed.data(), seed.size() * sizeof(int64_t));
     std::memcpy(temperatures, temperature.data(), temperature.size() * sizeof(float));
   }
