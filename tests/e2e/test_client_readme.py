@@ -36,7 +36,8 @@ def here(text: str, server: RunningServer) -> str:
 
 def test_there_is_something_to_run() -> None:
     assert len(PYTHON) == 5 and "Credentials" in PYTHON[-1]
-    assert {shlex.split(c)[1] for c in COMMANDS} == {"models", "status", "predict", "stream", "top"}
+    shown = {shlex.split(c)[1] for c in COMMANDS}
+    assert shown == {"models", "status", "predict", "stream", "top", "admin"}
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON) - 1))
