@@ -22,9 +22,9 @@
 namespace saccade {
 
 struct Rgb8Image {
-  uint32_t width = 0;        // pixels
-  uint32_t height = 0;       // pixels
-  Pixels rgb;                // [height, width, 3], row-major, no padding
+  uint32_t width = 0;   // pixels
+  uint32_t height = 0;  // pixels
+  Pixels rgb;           // [height, width, 3], row-major, no padding
 };
 
 // Read from the header, before a pixel is decoded. Width and height are those of the file, before

@@ -191,8 +191,7 @@ TEST(ResizeTest, RefusesWhatCannotBe) {
     EXPECT_EQ(code(in, spec), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(code(Rgb8Image{}, good), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(Rgb8Image{4, 4, Pixels(47, 0)}, good),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(Rgb8Image{4, 4, Pixels(47, 0)}, good), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace
