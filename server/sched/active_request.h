@@ -49,6 +49,7 @@ struct ActiveRequest {
   Lane* lane = nullptr;
   size_t position = 0;  // in lane->active, while not ended
   uint64_t order = 0;   // of admission
+  uint32_t frames = 0;  // of the prompt, cached or not
   TimePoint deadline = kNever;
 
   bool started = false;     // holds sequences, slots and embeddings

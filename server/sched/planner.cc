@@ -13,6 +13,9 @@ namespace {
 
 // A request that lost its place this often keeps it: forward progress for low tiers.
 constexpr uint32_t kMaxPreemptions = 4;
+// Lower tiers leave a request of tier 0 the slack for that many more of its kind with nothing
+// cached.
+constexpr int kArrivals = 2;
 constexpr uint32_t kNoCap = std::numeric_limits<uint32_t>::max();
 
 // Order of the kinds of work inside equal urgency, by what the class prefers.
@@ -301,7 +304,13 @@ void Planner::Constrain(const Candidate& c) {
   const Micros slack = std::max(Micros(0), Since(safe, r.deadline));
   const int64_t steps = 1 + rest.decode_steps + (rest.prefill_rows > 0 ? 1 : 0);
   const Micros limit = own + slack / steps;
-  lower_limit_ = std::min(lower_limit_, limit);
+  Micros for_lower = slack;
+  if (c.tier == 0) {
+    const Micros fresh = lane_->cost.Predict({r.frames, r.prompt_tokens(), 0}).p50 +
+                         r.request.action_tokens * lane_->cost.Predict({0, 0, 1}).p50;
+    for_lower = std::max(Micros(0), slack - kArrivals * fresh);
+  }
+  lower_limit_ = std::min(lower_limit_, own + for_lower / steps);
   if (c.group == 0) {
     peers_.push_back({c.pass, c.deadline, limit});
   } else {

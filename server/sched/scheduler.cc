@@ -19,7 +19,9 @@ namespace {
 constexpr Micros kLeastRetry{1'000};  // a retry sooner than this changes nothing
 // Time spent behind others counts this much more at admission. A request admitted on the brink has
 // no slack to share a step with the next one, so steps shrink and everybody's throughput falls:
-// in simulation a saturated lane answers a quarter more with this reserve than without.
+// in simulation a saturated lane answers a quarter more with this reserve than without. In tier 0
+// it grows with the square of the time that tier has lately used: while there is room, the reserve
+// would refuse what is on time without it.
 constexpr double kQueueingReserve = 1.0;
 constexpr double kMostUsedAbove = 0.95;
 
@@ -191,7 +193,9 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
   const RemainingWork mine = lane.Remaining(r);
   TimeEstimate estimate = load.Finish(lane, mine, free_at);
   const Micros alone = QueueLoad(worker, options_.step_ceiling).Finish(lane, mine, free_at).p50;
-  estimate.p50 += Scaled(estimate.p50 - alone, kQueueingReserve);
+  const double top = std::min(1.0, worker.UsedAbove(options_.classes, 1, now));
+  estimate.p50 +=
+      Scaled(estimate.p50 - alone, kQueueingReserve * (r.klass->tier == 0 ? top * top : 1.0));
   // Tiers above will go on taking what they took lately.
   const double above = worker.UsedAbove(options_.classes, r.klass->tier, now);
   estimate.p50 = Scaled(estimate.p50, 1 / (1 - std::clamp(above, 0.0, kMostUsedAbove)));
@@ -271,6 +275,11 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
     r.deadline = request.arrival + r.klass->deadline;
   }
   r.request = std::move(request);
+  const auto segments = r.request.timeline->segments();
+  r.frames =
+      static_cast<uint32_t>(std::count_if(segments.begin(), segments.end(), [](const Segment& s) {
+        return s.modality == Modality::kVision;
+      }));
   if (counts.queued + counts.running >= r.klass->max_queued) {
     ErrorInfo info;
     info.reason = Reason::kQueueFull;
