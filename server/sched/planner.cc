@@ -85,7 +85,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
            std::tie(b.tier, b.hopeless, b.pass, b.deadline, b_got, b.order);
   });
   const Lane* const first_lane = heads_.front().request->lane;
-  ActiveRequest* aged = PickAged(worker);
+  ActiveRequest* aged = PickAged(worker, *first_lane);
   if (aged == heads_.front().request) aged = nullptr;  // it goes first anyway
   if (aged != nullptr) {
     std::stable_partition(heads_.begin(), heads_.end(), [aged](const Candidate& head) {
@@ -154,7 +154,7 @@ void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candida
 
 // The oldest request below the top tier that waited too long, when ageing has share left and no
 // request of the top tier would miss its deadline because of one unit of it.
-ActiveRequest* Planner::PickAged(WorkerState& worker) {
+ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
   if (now_ < worker.next_aged) return nullptr;
   ActiveRequest* oldest = nullptr;
   for (const Lane* lane : worker.lanes) {
@@ -170,9 +170,11 @@ ActiveRequest* Planner::PickAged(WorkerState& worker) {
   if (oldest == nullptr) return nullptr;
   StepShape unit = FirstUnit(*oldest).shape;
   if (unit == StepShape{}) unit.decode_rows = oldest->request.samples;
-  // It shares its step with other decodes of its lane, and so their base.
+  // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
+  // another lane it has a step of its own.
   const Lane& lane = *oldest->lane;
-  const Micros others = lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
+  const Micros others =
+      &lane == &first && lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
   ++unit.decode_rows;
   aged_cost_ = std::max(Micros(1), lane.cost.Predict(unit).p50 - others);
   return TopTierCanWait(worker, aged_cost_) ? oldest : nullptr;

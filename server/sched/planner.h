@@ -63,7 +63,7 @@ class Planner {
   static bool StepOrder(const Candidate& a, const Candidate& b);
   static bool MoreUrgent(const Candidate& a, const Candidate& b);
   void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
-  ActiveRequest* PickAged(WorkerState& worker);
+  ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
   bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
 
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
