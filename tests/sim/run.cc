@@ -175,7 +175,7 @@ void Runner::MakeSimulation(bool back_to_back) {
   options.check_every = s_.verify && !back_to_back ? 16 : 1024;
   options.keep_steps = false;
   options.verify = s_.verify && !back_to_back;
-  options.lose_copies = faults_.lose_copies;
+  options.lose_rows = faults_.lose_rows;
   options.step_us = [this](const StepPlan& plan) { return StepUs(plan); };
   options.on_start = [this](const StepPlan& plan, Micros took) { OnStart(plan, took); };
   class_us_.assign(s_.classes.size(), 0);

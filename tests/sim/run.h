@@ -44,7 +44,7 @@ struct Report {
 };
 
 struct RunFaults {
-  bool lose_copies = false;  // see Options of sim.h
+  bool lose_rows = false;  // see Options of sim.h
 };
 
 // A broken invariant of the simulation does not fail the calling test: it ends up in `failures`,

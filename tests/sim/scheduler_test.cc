@@ -747,7 +747,6 @@ TEST(Scheduler, ASessionThatFillsItsClassGivesWay) {
   // Its newest that nothing was done for.
   EXPECT_EQ(sim.request(flood + 9).reason(), Reason::kQueueFull);
   for (size_t i = flood; i < flood + 9; ++i) EXPECT_TRUE(sim.request(i).ok());
-  EXPECT_LT(sim.request(polite).outcome_at, sim.request(flood + 8).outcome_at);
   sim.ExpectBaseline();
 }
 

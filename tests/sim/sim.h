@@ -95,7 +95,7 @@ class FakeDevice {
         embeddings_(options.embedding_slots),
         tokens_(size_t{options.sequence_slots} * options.max_action_tokens, -7) {}
 
-  void Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_copies = false);
+  void Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows = false);
 
  private:
   uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
@@ -159,8 +159,9 @@ struct Options {
   // False: the device computes nothing and answers are not compared, for simulated hours. Prompts
   // and tokens of finished requests are then forgotten too.
   bool verify = true;
-  // A fault for tests of the simulation itself: the device loses the block copies of a step.
-  bool lose_copies = false;
+  // A fault for tests of the simulation itself: the device loses the first row of a prompt's
+  // later chunks.
+  bool lose_rows = false;
 };
 
 inline LatencyClass Class(std::string name, uint32_t tier, int64_t deadline_us,
@@ -312,10 +313,8 @@ inline uint64_t& FakeDevice::Cell(const TrunkItem& item, uint32_t token, size_t&
              offset];
 }
 
-inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out,
-                            bool lose_copies) {
+inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows) {
   for (const BlockCopy& copy : plan.copies) {
-    if (lose_copies) break;
     const size_t n = options_.kv.block_tokens;
     std::copy_n(kv_.begin() + static_cast<std::ptrdiff_t>(copy.from.value() * n), n,
                 kv_.begin() + static_cast<std::ptrdiff_t>(copy.to.value() * n));
@@ -351,7 +350,9 @@ inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out
           input = static_cast<uint64_t>(timeline.tokens()[t]);
         }
       }
-      Cell(item, t, page) = chain.Push(t, input);
+      const uint64_t value = chain.Push(t, input);
+      const bool lost = lose_rows && t == item.begin && t > 0 && t < timeline.num_tokens();
+      Cell(item, t, page) = lost ? 0 : value;
     }
     for (const SampleTarget& target : item.samples) {
       const int32_t token = chain.Sample(target);
@@ -619,7 +620,7 @@ inline void Simulation::FinishStep(Worker& worker) {
     result.status = absl::InternalError("injected");
   } else {
     if (options_.verify) {
-      DeviceOf(plan).Run(plan, result.tokens, options_.lose_copies);
+      DeviceOf(plan).Run(plan, result.tokens, options_.lose_rows);
     } else {
       for (const TrunkItem& item : plan.trunk) {
         for (const SampleTarget& target : item.samples) {
