@@ -35,6 +35,15 @@ struct SampleState {
   uint32_t rows_to_compute() const { return planned_tokens - planned_rows; }
 };
 
+// What one session takes of one class on one worker.
+struct SessionUse {
+  SessionId session;
+  size_t klass = 0;
+  uint32_t active = 0;      // requests that have not ended
+  double used = 0;          // predicted microseconds given to it lately, fading
+  bool over_share = false;  // as of the newest JudgeSessions
+};
+
 // Work that no step has taken yet.
 struct RemainingWork {
   uint32_t frames = 0;
@@ -47,8 +56,10 @@ struct ActiveRequest {
   Request request;
   const LatencyClass* klass = nullptr;
   Lane* lane = nullptr;
-  size_t position = 0;  // in lane->active, while not ended
-  uint64_t order = 0;   // of admission
+  SessionUse* use = nullptr;  // of its session on the lane's worker, while not ended
+  size_t position = 0;        // in lane->active, while not ended
+  uint64_t order = 0;         // of admission
+  uint32_t frames = 0;        // of the prompt, cached or not
   TimePoint deadline = kNever;
 
   bool started = false;     // holds sequences, slots and embeddings

@@ -179,9 +179,9 @@ bool QueueLoad::CanWait(TimePoint start, Micros extra) {
   return true;
 }
 
-bool GoesBefore(const ActiveRequest& other, uint32_t tier, TimePoint deadline) {
+bool GoesBefore(const ActiveRequest& other, uint32_t tier, bool over_share, TimePoint deadline) {
   if (other.klass->tier != tier) return other.klass->tier < tier;
-  return other.deadline <= deadline;
+  return std::tie(other.use->over_share, other.deadline) <= std::tie(over_share, deadline);
 }
 
 TimePoint FreeFor(const WorkerState& worker, uint32_t tier, TimePoint now) {

@@ -53,8 +53,9 @@ class QueueLoad {
   std::vector<Entry> entries_;
 };
 
-// Whether `other` goes before a request of `tier` and `deadline`.
-bool GoesBefore(const ActiveRequest& other, uint32_t tier, TimePoint deadline);
+// Whether `other` goes before a request of `tier` and `deadline`, of a session that is above its
+// share of its class or is not.
+bool GoesBefore(const ActiveRequest& other, uint32_t tier, bool over_share, TimePoint deadline);
 
 // When the worker is free for a request of `tier`: a queued step of lower work would be revoked.
 TimePoint FreeFor(const WorkerState& worker, uint32_t tier, TimePoint now);

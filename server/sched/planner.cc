@@ -13,6 +13,9 @@ namespace {
 
 // A request that lost its place this often keeps it: forward progress for low tiers.
 constexpr uint32_t kMaxPreemptions = 4;
+// Lower tiers leave a request of tier 0 the slack for that many more of its kind with nothing
+// cached.
+constexpr int kArrivals = 2;
 constexpr uint32_t kNoCap = std::numeric_limits<uint32_t>::max();
 
 // Order of the kinds of work inside equal urgency, by what the class prefers.
@@ -47,13 +50,13 @@ Micros Since(TimePoint from, TimePoint to) { return ToMicros(to - from); }
 }  // namespace
 
 bool Planner::StepOrder(const Candidate& a, const Candidate& b) {
-  return std::tie(a.tier, a.hopeless, a.group, a.pass, a.deadline, a.rank, a.order) <
-         std::tie(b.tier, b.hopeless, b.group, b.pass, b.deadline, b.rank, b.order);
+  return std::tie(a.tier, a.hopeless, a.group, a.pass, a.over_share, a.deadline, a.rank, a.order) <
+         std::tie(b.tier, b.hopeless, b.group, b.pass, b.over_share, b.deadline, b.rank, b.order);
 }
 
 bool Planner::MoreUrgent(const Candidate& a, const Candidate& b) {
-  return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a.rank, a.order) <
-         std::tie(b.tier, b.hopeless, b.pass, b.deadline, b.rank, b.order);
+  return std::tie(a.tier, a.hopeless, a.pass, a.over_share, a.deadline, a.rank, a.order) <
+         std::tie(b.tier, b.hopeless, b.pass, b.over_share, b.deadline, b.rank, b.order);
 }
 
 // ------------------------------------------------------------------------------------- choosing
@@ -66,6 +69,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   now_ = now;
   start_ = start;
 
+  worker.JudgeSessions(nullptr, WorkerState::kNobody, now);
   candidates_.resize(worker.lanes.size());
   heads_.clear();
   for (size_t i = 0; i < worker.lanes.size(); ++i) {
@@ -78,11 +82,11 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   std::sort(heads_.begin(), heads_.end(), [](const Candidate& a, const Candidate& b) {
     const double a_got = a.request->lane->pass;
     const double b_got = b.request->lane->pass;
-    return std::tie(a.tier, a.hopeless, a.pass, a.deadline, a_got, a.order) <
-           std::tie(b.tier, b.hopeless, b.pass, b.deadline, b_got, b.order);
+    return std::tie(a.tier, a.hopeless, a.pass, a.over_share, a.deadline, a_got, a.order) <
+           std::tie(b.tier, b.hopeless, b.pass, b.over_share, b.deadline, b_got, b.order);
   });
   const Lane* const first_lane = heads_.front().request->lane;
-  ActiveRequest* aged = PickAged(worker);
+  ActiveRequest* aged = PickAged(worker, *first_lane);
   if (aged == heads_.front().request) aged = nullptr;  // it goes first anyway
   if (aged != nullptr) {
     std::stable_partition(heads_.begin(), heads_.end(), [aged](const Candidate& head) {
@@ -118,6 +122,7 @@ void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candida
     c.tier = r->klass->tier;
     if (c.tier > 0) c.pass = worker.class_pass[static_cast<size_t>(r->request.klass.value())];
     c.deadline = r->deadline;
+    c.over_share = r->use->over_share;
     c.order = r->order;
     if (r->may_expire()) {
       const RemainingWork work = lane.Remaining(*r);
@@ -151,7 +156,7 @@ void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candida
 
 // The oldest request below the top tier that waited too long, when ageing has share left and no
 // request of the top tier would miss its deadline because of one unit of it.
-ActiveRequest* Planner::PickAged(WorkerState& worker) {
+ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
   if (now_ < worker.next_aged) return nullptr;
   ActiveRequest* oldest = nullptr;
   for (const Lane* lane : worker.lanes) {
@@ -167,9 +172,11 @@ ActiveRequest* Planner::PickAged(WorkerState& worker) {
   if (oldest == nullptr) return nullptr;
   StepShape unit = FirstUnit(*oldest).shape;
   if (unit == StepShape{}) unit.decode_rows = oldest->request.samples;
-  // It shares its step with other decodes of its lane, and so their base.
+  // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
+  // another lane it has a step of its own.
   const Lane& lane = *oldest->lane;
-  const Micros others = lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
+  const Micros others =
+      &lane == &first && lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
   ++unit.decode_rows;
   aged_cost_ = std::max(Micros(1), lane.cost.Predict(unit).p50 - others);
   return TopTierCanWait(worker, aged_cost_) ? oldest : nullptr;
@@ -277,8 +284,9 @@ Micros Planner::TimeLimit(const Candidate& c) {
   if (c.kind == Kind::kDecode || c.request == head_) return limit;
   // Decode rows came first, in the order of urgency: those less urgent than `c` do not bind it.
   while (peer_next_ < peers_.size() &&
-         (c.hopeless || std::tie(peers_[peer_next_].pass, peers_[peer_next_].deadline) <=
-                            std::tie(c.pass, c.deadline))) {
+         (c.hopeless ||
+          std::tie(peers_[peer_next_].pass, peers_[peer_next_].over_share,
+                   peers_[peer_next_].deadline) <= std::tie(c.pass, c.over_share, c.deadline))) {
     peer_limit_ = std::min(peer_limit_, peers_[peer_next_++].limit);
   }
   return std::min(limit, peer_limit_);
@@ -301,9 +309,15 @@ void Planner::Constrain(const Candidate& c) {
   const Micros slack = std::max(Micros(0), Since(safe, r.deadline));
   const int64_t steps = 1 + rest.decode_steps + (rest.prefill_rows > 0 ? 1 : 0);
   const Micros limit = own + slack / steps;
-  lower_limit_ = std::min(lower_limit_, limit);
+  Micros for_lower = slack;
+  if (c.tier == 0) {
+    const Micros fresh = lane_->cost.Predict({r.frames, r.prompt_tokens(), 0}).p50 +
+                         r.request.action_tokens * lane_->cost.Predict({0, 0, 1}).p50;
+    for_lower = std::max(Micros(0), slack - kArrivals * fresh);
+  }
+  lower_limit_ = std::min(lower_limit_, own + for_lower / steps);
   if (c.group == 0) {
-    peers_.push_back({c.pass, c.deadline, limit});
+    peers_.push_back({c.pass, c.over_share, c.deadline, limit});
   } else {
     peer_limit_ = std::min(peer_limit_, limit);
   }
@@ -477,6 +491,13 @@ void Planner::Name(ActiveRequest& r) {
   }
 }
 
+// `units` on top, so that work which the cost model knows nothing of yet is not free.
+void Planner::Charge(ActiveRequest& r, Micros more, uint32_t units) {
+  const double us = static_cast<double>(more.count()) + units;
+  r.use->used += us;
+  record_->charges.push_back({static_cast<size_t>(r.request.klass.value()), r.request.session, us});
+}
+
 void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
   for (SampleState& sample : r.samples) {
     if (sample.planned_tokens >= r.request.action_tokens || sample.rows_to_compute() != 1 ||
@@ -507,9 +528,7 @@ void Planner::PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames) {
     const Micros before = lane_->cost.Predict(plan_.shape).p50;
     ++plan_.shape.frames;
     Name(r);
-    record_->charges.emplace_back(
-        static_cast<size_t>(r.request.klass.value()),
-        static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + 1);
+    Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, 1);
     ++planned;
   }
 }
@@ -593,9 +612,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   plan_.shape.prefill_rows += count;
   plan_.trunk.push_back(std::move(item));
   Name(r);
-  record_->charges.emplace_back(
-      static_cast<size_t>(r.request.klass.value()),
-      static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + count);
+  Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
 // The next `count` action rows of a sample. Its last open row is a decode row.
@@ -626,9 +643,7 @@ void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t cou
   (decode ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
   plan_.trunk.push_back(std::move(item));
   Name(r);
-  record_->charges.emplace_back(
-      static_cast<size_t>(r.request.klass.value()),
-      static_cast<double>((lane_->cost.Predict(plan_.shape).p50 - before).count()) + count);
+  Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
 }  // namespace saccade

@@ -4,13 +4,15 @@
 // Order inside a lane, most urgent first: tier; requests that can still meet their deadline before
 // those that cannot; decode rows before the rest (they are one row each, and a long prefill must
 // not stop a running stream); below tier 0 the class with the least predicted time per share;
-// deadline; the class's preferred modality; admission.
+// sessions within their share of their class before those above it; deadline; the class's preferred
+// modality; admission.
 //
 // Time limits of a unit, all against the predicted p99 of the whole step:
 //  - the step ceiling;
 //  - what more urgent requests already in the step can spare: the slack of each, spread evenly over
 //    the steps it still needs, so that none uses up what it may need later. Decode rows of the same
-//    tier are exempt.
+//    tier are exempt. Lower tiers leave tier 0 slack for kArrivals further requests: whoever
+//    arrives there next needs it.
 // The most urgent unit of a step is under no limit, so a step always makes progress, and decode
 // rows leave room for it.
 #include <array>
@@ -42,12 +44,14 @@ class Planner {
     uint8_t group = 0;
     uint8_t rank = 0;  // by preferred modality
     double pass = 0;
+    bool over_share = false;  // its session is, among those of its class
     TimePoint deadline = kNever;
     uint64_t order = 0;
   };
   // What a request in the step allows less urgent work of its tier.
   struct Peer {
     double pass;
+    bool over_share;
     TimePoint deadline;
     Micros limit;
   };
@@ -62,7 +66,7 @@ class Planner {
   static bool StepOrder(const Candidate& a, const Candidate& b);
   static bool MoreUrgent(const Candidate& a, const Candidate& b);
   void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
-  ActiveRequest* PickAged(WorkerState& worker);
+  ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
   bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
 
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
@@ -83,6 +87,7 @@ class Planner {
   bool Full() const;
   SampleTarget TargetOf(const ActiveRequest& r, const SampleState& sample) const;
   void Name(ActiveRequest& r);
+  void Charge(ActiveRequest& r, Micros more, uint32_t units);
   void Constrain(const Candidate& c);
 
   Micros Ceiling() const {

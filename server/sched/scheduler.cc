@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -19,7 +20,9 @@ namespace {
 constexpr Micros kLeastRetry{1'000};  // a retry sooner than this changes nothing
 // Time spent behind others counts this much more at admission. A request admitted on the brink has
 // no slack to share a step with the next one, so steps shrink and everybody's throughput falls:
-// in simulation a saturated lane answers a quarter more with this reserve than without.
+// in simulation a saturated lane answers a quarter more with this reserve than without. In tier 0
+// it grows with the square of the time that tier has lately used: while there is room, the reserve
+// would refuse what is on time without it.
 constexpr double kQueueingReserve = 1.0;
 constexpr double kMostUsedAbove = 0.95;
 
@@ -82,6 +85,7 @@ class Scheduler::Impl {
   TimeEstimate PredictFinish(const ActiveRequest& r, const Lane& lane, TimePoint free_at,
                              TimePoint now);
   absl::StatusOr<Lane*> ChooseLane(ActiveRequest& r, TimePoint now);
+  ActiveRequest* FindGivingWay(const ActiveRequest& r);
   void Bind(ActiveRequest& r, Lane& lane);
   void Unbind(ActiveRequest& r);
   bool Steal(WorkerState& worker);
@@ -127,6 +131,7 @@ absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
     worker->class_pass.resize(classes_.size());
     worker->class_active.resize(classes_.size());
     worker->class_used.resize(classes_.size());
+    worker->class_sessions.resize(classes_.size());
   }
   lane->index_on_worker = worker->lanes.size();
   worker->lanes.push_back(lane.get());
@@ -173,11 +178,14 @@ absl::Status Scheduler::Impl::Validate(const Request& request) const {
 TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& lane,
                                             TimePoint free_at, TimePoint now) {
   WorkerState& worker = *FindWorker(lane.options.worker);
+  const SessionUse* const session = worker.FindSession(r.request.session, Index(r.request.klass));
+  worker.JudgeSessions(session, Index(r.request.klass), now);
+  const bool over_share = session != nullptr && session->over_share;
   QueueLoad load(worker, options_.step_ceiling);
   const ActiveRequest* oldest_lower = nullptr;
   for (const Lane* other : worker.lanes) {
     for (const ActiveRequest* a : other->active) {
-      if (GoesBefore(*a, r.klass->tier, r.deadline)) {
+      if (GoesBefore(*a, r.klass->tier, over_share, r.deadline)) {
         load.AddBefore(*a);
         continue;
       }
@@ -191,7 +199,9 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
   const RemainingWork mine = lane.Remaining(r);
   TimeEstimate estimate = load.Finish(lane, mine, free_at);
   const Micros alone = QueueLoad(worker, options_.step_ceiling).Finish(lane, mine, free_at).p50;
-  estimate.p50 += Scaled(estimate.p50 - alone, kQueueingReserve);
+  const double top = std::min(1.0, worker.UsedAbove(options_.classes, 1, now));
+  estimate.p50 +=
+      Scaled(estimate.p50 - alone, kQueueingReserve * (r.klass->tier == 0 ? top * top : 1.0));
   // Tiers above will go on taking what they took lately.
   const double above = worker.UsedAbove(options_.classes, r.klass->tier, now);
   estimate.p50 = Scaled(estimate.p50, 1 / (1 - std::clamp(above, 0.0, kMostUsedAbove)));
@@ -271,7 +281,14 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
     r.deadline = request.arrival + r.klass->deadline;
   }
   r.request = std::move(request);
-  if (counts.queued + counts.running >= r.klass->max_queued) {
+  const auto segments = r.request.timeline->segments();
+  r.frames =
+      static_cast<uint32_t>(std::count_if(segments.begin(), segments.end(), [](const Segment& s) {
+        return s.modality == Modality::kVision;
+      }));
+  const bool full = counts.queued + counts.running >= r.klass->max_queued;
+  ActiveRequest* const gives_way = full ? FindGivingWay(r) : nullptr;
+  if (full && gives_way == nullptr) {
     ErrorInfo info;
     info.reason = Reason::kQueueFull;
     info.retry_after = kLeastRetry;
@@ -291,6 +308,18 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
   if (r.expired(now)) return Expired(r.request.arrival, r.deadline);
   ASSIGN_OR_RETURN(Lane* const lane, ChooseLane(r, now));
 
+  if (gives_way != nullptr) {
+    ErrorInfo info;
+    info.reason = Reason::kQueueFull;
+    info.retry_after = kLeastRetry;
+    Finish(*gives_way,
+           MakeError(absl::StatusCode::kResourceExhausted,
+                     StrCat("class ", r.klass->name,
+                            " is full, and this session has the most requests in it"),
+                     info),
+           now);
+    Settle(*gives_way, now);
+  }
   r.order = next_order_++;
   r.served_at = r.request.arrival;
   Bind(r, *lane);
@@ -300,13 +329,40 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
   return absl::OkStatus();
 }
 
+// In a full class: the newest request that no step has taken yet of the session that has the most,
+// when that is more than the session of `r` would have. So a session cannot fill the queue against
+// the others.
+ActiveRequest* Scheduler::Impl::FindGivingWay(const ActiveRequest& r) {
+  uint32_t mine = 1;
+  for (WorkerState& worker : workers_) {
+    const SessionUse* const use = worker.FindSession(r.request.session, Index(r.request.klass));
+    if (use != nullptr) mine += use->active;
+  }
+  ActiveRequest* found = nullptr;
+  for (const auto& lane : lanes_) {
+    for (ActiveRequest* a : lane->active) {
+      if (a->klass != r.klass || a->planned || a->started || a->use->active <= mine) continue;
+      if (found == nullptr ||
+          std::tie(a->use->active, a->order) > std::tie(found->use->active, found->order)) {
+        found = a;
+      }
+    }
+  }
+  return found;
+}
+
 void Scheduler::Impl::Bind(ActiveRequest& r, Lane& lane) {
   lane.Add(r);
-  ++FindWorker(lane.options.worker)->class_active[Index(r.request.klass)];
+  WorkerState& worker = *FindWorker(lane.options.worker);
+  const size_t klass = Index(r.request.klass);
+  ++worker.class_active[klass];
+  r.use = worker.AddSession(r.request.session, klass);
 }
 
 void Scheduler::Impl::Unbind(ActiveRequest& r) {
-  --FindWorker(r.lane->options.worker)->class_active[Index(r.request.klass)];
+  WorkerState& worker = *FindWorker(r.lane->options.worker);
+  --worker.class_active[Index(r.request.klass)];
+  worker.RemoveSession(*std::exchange(r.use, nullptr));
   r.lane->Remove(r);
 }
 
@@ -332,7 +388,7 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
     --counts.queued;
     ++counts.running;
   }
-  for (const auto& [klass, us] : record.charges) worker->Charge(options_.classes, klass, us, now);
+  for (const InFlightStep::Charge& c : record.charges) worker->Charge(options_.classes, c, now);
   worker->busy_until = start + record.p50;
   worker->in_flight.push_back(std::move(record));
   return plan;
@@ -425,7 +481,10 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
     Withdraw(*r, item);
   }
   lane.kv->ReturnCopies(plan.copies);
-  for (const auto& [klass, us] : step.charges) {
+  for (const auto& [klass, session, us] : step.charges) {
+    if (SessionUse* use = worker->FindSession(session, klass)) {
+      use->used = std::max(0.0, use->used - us);
+    }
     worker->class_pass[klass] -= us / std::max<uint32_t>(options_.classes[klass].shares, 1);
     worker->class_used[klass] = std::max(0.0, worker->class_used[klass] - us);
   }
@@ -784,7 +843,19 @@ absl::Status Scheduler::Impl::CheckInvariants() const {
       return broken("class ", options_.classes[c].name, " holds more than it may");
     }
     uint32_t bound = 0;
-    for (const WorkerState& worker : workers_) bound += worker.class_active[c];
+    for (const WorkerState& worker : workers_) {
+      bound += worker.class_active[c];
+      uint32_t of_sessions = 0;
+      uint32_t sessions = 0;
+      for (const auto& use : worker.sessions) {
+        if (use->klass != c) continue;
+        of_sessions += use->active;
+        sessions += use->active > 0 ? 1 : 0;
+      }
+      if (of_sessions != worker.class_active[c] || sessions != worker.class_sessions[c]) {
+        return broken("class ", options_.classes[c].name, " counts sessions wrong");
+      }
+    }
     if (bound != classes[c].queued + classes[c].running) {
       return broken("class ", options_.classes[c].name, " is bound elsewhere");
     }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,10 +22,15 @@ struct InFlightStep {
   StepId id;
   Lane* lane = nullptr;
   Micros p50{0};
-  uint32_t best_tier = 0;                          // of the work in it
-  TimePoint earliest_deadline = kNever;            // among its work of that tier
-  std::vector<ActiveRequest*> requests;            // one entry per item
-  std::vector<std::pair<size_t, double>> charges;  // (class, microseconds per share)
+  uint32_t best_tier = 0;                // of the work in it
+  TimePoint earliest_deadline = kNever;  // among its work of that tier
+  std::vector<ActiveRequest*> requests;  // one entry per item
+  struct Charge {
+    size_t klass = 0;
+    SessionId session;
+    double us = 0;
+  };
+  std::vector<Charge> charges;
 };
 
 struct WorkerState {
@@ -37,18 +43,27 @@ struct WorkerState {
   // goes first among classes of a tier.
   std::vector<double> class_pass;
   std::vector<uint32_t> class_active;
+  std::vector<uint32_t> class_sessions;  // with active requests
   // Predicted microseconds given to each class lately, fading with kUsageMemory.
   std::vector<double> class_used;
   TimePoint used_at{};
+  std::vector<double> session_used;                   // by class; scratch of JudgeSessions
+  std::vector<std::unique_ptr<SessionUse>> sessions;  // with requests, or use that has not faded
   bool lost = false;
 
   static constexpr Micros kUsageMemory{500'000};
+  static constexpr size_t kNobody = SIZE_MAX;  // no class
+  static constexpr double kForgotten = 100;    // microseconds of use
+  static constexpr size_t kMaxGone = 256;      // sessions without requests that are remembered
+  static constexpr double kTolerance = 1.1;    // a session above its share by less is within it
 
   void Fade(TimePoint now) {
     if (now <= used_at) return;
     const double fade = std::exp(-static_cast<double>(ToMicros(now - used_at).count()) /
                                  static_cast<double>(kUsageMemory.count()));
     for (double& used : class_used) used *= fade;
+    for (const auto& session : sessions) session->used *= fade;
+    std::erase_if(sessions, [](const auto& s) { return s->active == 0 && s->used < kForgotten; });
     used_at = now;
   }
   // Part of the time that classes of tiers above `tier` have lately used.
@@ -59,9 +74,54 @@ struct WorkerState {
     return used / static_cast<double>(kUsageMemory.count());
   }
 
-  // `us` more for `klass` at `now`. A class without work does not save up: it follows the lowest
-  // running one of its tier.
-  void Charge(std::span<const LatencyClass> classes, size_t klass, double us, TimePoint now) {
+  SessionUse* FindSession(SessionId id, size_t klass) {
+    for (const auto& s : sessions) {
+      if (s->session == id && s->klass == klass) return s.get();
+    }
+    return nullptr;
+  }
+  SessionUse* AddSession(SessionId id, size_t klass) {
+    SessionUse* use = FindSession(id, klass);
+    if (use == nullptr) {
+      use = sessions.emplace_back(std::make_unique<SessionUse>()).get();
+      use->session = id;
+      use->klass = klass;
+    }
+    if (use->active++ == 0) ++class_sessions[klass];
+    return use;
+  }
+  void RemoveSession(SessionUse& use) {
+    if (--use.active > 0) return;
+    --class_sessions[use.klass];
+    // Sessions that come and go do not pile up.
+    const auto gone = [](const auto& s) { return s->active == 0; };
+    if (static_cast<size_t>(std::count_if(sessions.begin(), sessions.end(), gone)) > kMaxGone) {
+      sessions.erase(std::find_if(sessions.begin(), sessions.end(), gone));
+    }
+  }
+  // Says which sessions have lately got more of their class than an equal share among those that
+  // have requests now, `joining` (may be null) counted among them. Nobody has while no session of
+  // the class waits with two requests: then deadlines alone decide.
+  void JudgeSessions(const SessionUse* joining, size_t joining_class, TimePoint now) {
+    Fade(now);
+    session_used.assign(class_used.size(), 0);
+    for (const auto& s : sessions) {
+      if (s->active > 0 || s.get() == joining) session_used[s->klass] += s->used;
+    }
+    for (const auto& s : sessions) {
+      uint32_t count = class_sessions[s->klass];
+      const bool more = count < class_active[s->klass];
+      if (s->klass == joining_class && (joining == nullptr || joining->active == 0)) ++count;
+      s->over_share = more && count > 1 && s->used * count > kTolerance * session_used[s->klass];
+    }
+  }
+
+  // `charge` at `now`; the planner has charged the session. A class without work does not save up:
+  // it follows the lowest running one of its tier.
+  void Charge(std::span<const LatencyClass> classes, const InFlightStep::Charge& charge,
+              TimePoint now) {
+    const size_t klass = charge.klass;
+    const double us = charge.us;
     Fade(now);
     class_used[klass] += us;
     const double before = class_pass[klass];

@@ -732,6 +732,24 @@ TEST(Scheduler, ABurstIsCutAtTheQueueLimit) {
 
 // ----------------------------------------------------------------------------------------- expiry
 
+TEST(Scheduler, ASessionThatFillsItsClassGivesWay) {
+  Options options = DefaultOptions();
+  options.scheduler.classes[kPlanning].max_queued = 10;
+  Simulation sim(options);
+  const size_t flood =
+      OfferMany(sim, 12, {.klass = kPlanning, .session = 1, .timeline = sim.Prompt({}, 30)});
+  EXPECT_EQ(sim.request(flood + 10).reason(), Reason::kQueueFull);
+  const size_t polite =
+      sim.Offer({.klass = kPlanning, .session = 2, .timeline = sim.Prompt({}, 31)});
+  EXPECT_TRUE(sim.request(polite).offered.ok()) << sim.request(polite).offered;
+  sim.RunToIdle();
+  EXPECT_TRUE(sim.request(polite).ok());
+  // Its newest that nothing was done for.
+  EXPECT_EQ(sim.request(flood + 9).reason(), Reason::kQueueFull);
+  for (size_t i = flood; i < flood + 9; ++i) EXPECT_TRUE(sim.request(i).ok());
+  sim.ExpectBaseline();
+}
+
 TEST(Scheduler, ExpiredWorkNeverRuns) {
   Options options = DefaultOptions();
   options.lanes[0].sequence_slots = 1;

@@ -95,7 +95,7 @@ class FakeDevice {
         embeddings_(options.embedding_slots),
         tokens_(size_t{options.sequence_slots} * options.max_action_tokens, -7) {}
 
-  void Run(const StepPlan& plan, std::vector<SampledToken>& out);
+  void Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows = false);
 
  private:
   uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
@@ -152,6 +152,16 @@ struct Options {
   uint64_t seed = 1;
   uint32_t check_every = 1;  // events between full checks
   bool keep_steps = true;
+  // What a step really takes in microseconds; `costs` when empty.
+  std::function<double(const StepPlan&)> step_us = nullptr;
+  std::function<void(const StepPlan&, Micros took)> on_start = nullptr;
+  std::function<void(const Tracked&)> on_outcome = nullptr;
+  // False: the device computes nothing and answers are not compared, for simulated hours. Prompts
+  // and tokens of finished requests are then forgotten too.
+  bool verify = true;
+  // A fault for tests of the simulation itself: the device loses the first row of a prompt's
+  // later chunks.
+  bool lose_rows = false;
 };
 
 inline LatencyClass Class(std::string name, uint32_t tier, int64_t deadline_us,
@@ -217,6 +227,10 @@ class Simulation {
   void CancelSession(uint64_t session);
   void LoseWorker(int32_t worker);
   void FailRunningStep(int32_t worker);  // when it finishes
+  // The step that runs on the worker takes that much longer.
+  void Hang(int32_t worker, Micros time);
+  // The process does not run for that long, and then everything that was due happens at once.
+  void Suspend(Micros time) { now_ += time; }
   void MakeNonFinite(size_t request, uint32_t sample, uint32_t index);
 
   TimePoint now() const { return now_; }
@@ -299,7 +313,7 @@ inline uint64_t& FakeDevice::Cell(const TrunkItem& item, uint32_t token, size_t&
              offset];
 }
 
-inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out) {
+inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows) {
   for (const BlockCopy& copy : plan.copies) {
     const size_t n = options_.kv.block_tokens;
     std::copy_n(kv_.begin() + static_cast<std::ptrdiff_t>(copy.from.value() * n), n,
@@ -336,7 +350,9 @@ inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out
           input = static_cast<uint64_t>(timeline.tokens()[t]);
         }
       }
-      Cell(item, t, page) = chain.Push(t, input);
+      const uint64_t value = chain.Push(t, input);
+      const bool lost = lose_rows && t == item.begin && t > 0 && t < timeline.num_tokens();
+      Cell(item, t, page) = lost ? 0 : value;
     }
     for (const SampleTarget& target : item.samples) {
       const int32_t token = chain.Sample(target);
@@ -389,6 +405,7 @@ inline std::shared_ptr<const Timeline> Simulation::Prompt(const std::vector<uint
 }
 
 inline size_t Simulation::Offer(Spec spec) {
+  if (!options_.verify && frames_.size() > 4096) frames_.clear();  // pixels live as long as used
   Tracked tracked;
   tracked.id = RequestId(requests_.size() + 1);
   tracked.arrival = now_;
@@ -501,6 +518,12 @@ inline void Simulation::MakeNonFinite(size_t request, uint32_t sample, uint32_t 
   non_finite_.insert({requests_[request].id.value(), sample, index});
 }
 
+inline void Simulation::Hang(int32_t worker, Micros time) {
+  for (Worker& w : workers_) {
+    if (w.id == WorkerId(worker) && w.running) w.finishes += time;
+  }
+}
+
 inline const StepPlan* Simulation::running(int32_t worker) const {
   for (const Worker& w : workers_) {
     if (w.id == WorkerId(worker) && w.running) return &*w.running;
@@ -568,9 +591,12 @@ inline Tracked* Simulation::Find(RequestId id) {
 
 inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
   const double noise = 1 + options_.costs.noise * (2 * noise_.Uniform() - 1);
+  const double us =
+      options_.step_us ? options_.step_us(plan) : options_.costs.Of(plan.shape) * noise;
+  const Micros took(std::max<int64_t>(1, std::llround(us)));
   worker.started = now_;
-  worker.finishes =
-      now_ + Micros(std::max<int64_t>(1, std::llround(options_.costs.Of(plan.shape) * noise)));
+  worker.finishes = now_ + took;
+  if (options_.on_start) options_.on_start(plan, took);
   for (const TrunkItem& item : plan.trunk) {
     Tracked& r = *Find(item.request);
     if (!r.first_start) r.first_start = now_;
@@ -593,7 +619,15 @@ inline void Simulation::FinishStep(Worker& worker) {
     worker.fail = false;
     result.status = absl::InternalError("injected");
   } else {
-    DeviceOf(plan).Run(plan, result.tokens);
+    if (options_.verify) {
+      DeviceOf(plan).Run(plan, result.tokens, options_.lose_rows);
+    } else {
+      for (const TrunkItem& item : plan.trunk) {
+        for (const SampleTarget& target : item.samples) {
+          result.tokens.push_back({item.request, target.sample, target.index, 0});
+        }
+      }
+    }
     for (SampledToken& token : result.tokens) {
       if (non_finite_.contains({token.request.value(), token.sample, token.index})) {
         token.token = -1;
@@ -717,9 +751,18 @@ inline void Simulation::Deliver() {
     r->outcome = std::move(outcome);
     r->outcome_at = now_;
     --live_;
+    if (options_.on_outcome) options_.on_outcome(*r);
+    if (!options_.verify) {
+      r->spec.timeline = nullptr;
+      r->streamed.clear();
+      r->outcome->tokens.clear();
+      r->token_times.clear();
+    }
     if (!r->outcome->status.ok()) continue;
-    EXPECT_EQ(r->outcome->tokens, r->streamed);
-    EXPECT_EQ(r->outcome->tokens, Expected(*r)) << "request " << r->id.value();
+    if (options_.verify) {
+      EXPECT_EQ(r->outcome->tokens, r->streamed);
+      EXPECT_EQ(r->outcome->tokens, Expected(*r)) << "request " << r->id.value();
+    }
     if (options_.scheduler.classes[r->spec.klass].on_late == OnLate::kReject) {
       EXPECT_LT(now_, r->deadline) << "a late answer passes for one on time";
       EXPECT_FALSE(r->outcome->late);
