@@ -453,29 +453,29 @@ SessionCore::Incoming SessionCore::PopLocked() {
 
 void SessionCore::DropSupersededLocked(TimePoint now) {
   if (!opened_) return;
-  for (auto it = inbox_.begin(); it != inbox_.end();) {
-    if (!IsFrame(it->message) || !SupersededLocked(it, now)) {
-      ++it;
+  for (size_t i = 0; i < inbox_.size();) {
+    if (!IsFrame(inbox_[i].message) || !SupersededLocked(i, now)) {
+      ++i;
       continue;
     }
     service_->CountSuperseded(target_.model->id);
-    inbox_bytes_ -= it->bytes;
-    it = inbox_.erase(it);
+    inbox_bytes_ -= inbox_[i].bytes;
+    inbox_.erase(inbox_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
-bool SessionCore::SupersededLocked(std::deque<Incoming>::const_iterator frame,
-                                   TimePoint now) const {
-  const v1::VisionFrame& vision = frame->message->vision();
-  for (auto later = frame + 1; later != inbox_.end(); ++later) {
-    if (IsFrame(later->message)) {
-      const v1::VisionFrame& other = later->message->vision();
+bool SessionCore::SupersededLocked(size_t frame, TimePoint now) const {
+  const v1::VisionFrame& vision = inbox_[frame].message->vision();
+  for (size_t i = frame + 1; i < inbox_.size(); ++i) {
+    const Incoming& later = inbox_[i];
+    if (IsFrame(later.message)) {
+      const v1::VisionFrame& other = later.message->vision();
       if (other.camera() == vision.camera() && other.capture_time_ns() >= vision.capture_time_ns())
         return true;
-    } else if (IsKind(later->message, v1::SessionRequest::kReset)) {
+    } else if (IsKind(later.message, v1::SessionRequest::kReset)) {
       return false;
-    } else if (IsKind(later->message, v1::SessionRequest::kAct) &&
-               !service_->IsTooLate(target_, later->message->act(), later->received, call_deadline_,
+    } else if (IsKind(later.message, v1::SessionRequest::kAct) &&
+               !service_->IsTooLate(target_, later.message->act(), later.received, call_deadline_,
                                     now)) {
       return false;
     }

@@ -97,7 +97,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   // --- under mu_ ---
   void DropSupersededLocked(TimePoint now);
-  bool SupersededLocked(std::deque<Incoming>::const_iterator frame, TimePoint now) const;
+  bool SupersededLocked(size_t frame, TimePoint now) const;  // `frame`: place in the inbox
   Incoming PopLocked();
   void PushLocked(std::string bytes, bool droppable);
   void PumpLocked();
