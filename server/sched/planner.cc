@@ -69,7 +69,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   now_ = now;
   start_ = start;
 
-  worker.JudgeSessions(nullptr, WorkerState::kNobody, now);
+  worker.JudgeSessions(now);
   candidates_.resize(worker.lanes.size());
   heads_.clear();
   for (size_t i = 0; i < worker.lanes.size(); ++i) {

@@ -178,9 +178,7 @@ absl::Status Scheduler::Impl::Validate(const Request& request) const {
 TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& lane,
                                             TimePoint free_at, TimePoint now) {
   WorkerState& worker = *FindWorker(lane.options.worker);
-  const SessionUse* const session = worker.FindSession(r.request.session, Index(r.request.klass));
-  worker.JudgeSessions(session, Index(r.request.klass), now);
-  const bool over_share = session != nullptr && session->over_share;
+  const bool over_share = worker.JudgeJoining(r.request.session, Index(r.request.klass), now);
   QueueLoad load(worker, options_.step_ceiling);
   const ActiveRequest* oldest_lower = nullptr;
   for (const Lane* other : worker.lanes) {

@@ -100,10 +100,21 @@ struct WorkerState {
     }
   }
   // Says which sessions have lately got more of their class than an equal share among those that
-  // have requests now, `joining` (may be null) counted among them. Nobody has while no session of
-  // the class waits with two requests: then deadlines alone decide.
-  void JudgeSessions(const SessionUse* joining, size_t joining_class, TimePoint now) {
+  // have requests now. Nobody has while no session of the class waits with two requests: then
+  // deadlines alone decide.
+  void JudgeSessions(TimePoint now) {
     Fade(now);
+    Judge(nullptr, kNobody);
+  }
+  // The same as if `session` had one more request of `klass`: whether it is above its share then.
+  bool JudgeJoining(SessionId session, size_t klass, TimePoint now) {
+    Fade(now);  // before the search: it forgets sessions
+    const SessionUse* const joining = FindSession(session, klass);
+    Judge(joining, klass);
+    return joining != nullptr && joining->over_share;
+  }
+  // `joining` (may be null) counts among the sessions with requests of its class.
+  void Judge(const SessionUse* joining, size_t joining_class) {
     session_used.assign(class_used.size(), 0);
     for (const auto& s : sessions) {
       if (s->active > 0 || s.get() == joining) session_used[s->klass] += s->used;

@@ -730,7 +730,25 @@ TEST(Scheduler, ABurstIsCutAtTheQueueLimit) {
   sim.ExpectBaseline();
 }
 
-// ----------------------------------------------------------------------------------------- expiry
+// --------------------------------------------------------------------------------------- sessions
+
+// What it used has faded by then, and with it the memory of the session. Nothing is planned between
+// its requests: the offer is the first to find out.
+TEST(Scheduler, ASessionThatComesBackAfterAPauseStartsAnew) {
+  Simulation sim(DefaultOptions());
+  WarmUp(sim);
+  std::vector<size_t> requests;
+  for (uint64_t i = 0; i < 3; ++i) {
+    sim.After(Micros(4'000'000), [&sim, &requests, i] {
+      requests.push_back(sim.Offer(
+          {.klass = kPlanning, .session = 5, .timeline = sim.Prompt({i}, 20), .action_tokens = 7}));
+    });
+    sim.RunToIdle();
+  }
+  ASSERT_EQ(requests.size(), 3u);
+  for (const size_t r : requests) EXPECT_TRUE(sim.request(r).ok());
+  sim.ExpectBaseline();
+}
 
 TEST(Scheduler, ASessionThatFillsItsClassGivesWay) {
   Options options = DefaultOptions();
@@ -749,6 +767,8 @@ TEST(Scheduler, ASessionThatFillsItsClassGivesWay) {
   for (size_t i = flood; i < flood + 9; ++i) EXPECT_TRUE(sim.request(i).ok());
   sim.ExpectBaseline();
 }
+
+// ----------------------------------------------------------------------------------------- expiry
 
 TEST(Scheduler, ExpiredWorkNeverRuns) {
   Options options = DefaultOptions();
