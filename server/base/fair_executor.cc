@@ -51,37 +51,35 @@ FairExecutor::~FairExecutor() {
 void FairExecutor::Run(const std::shared_ptr<Account>& account, Size size, Job job) {
   std::unique_lock lock(mu_);
   const std::chrono::nanoseconds start = std::max(virtual_now_, account->finish_);
-  const std::chrono::nanoseconds estimate = account->estimate_;
-  account->finish_ = start + estimate;
+  account->finish_ = start + account->estimate_;
+  Waiting waiting{account, size, account->estimate_, std::move(job)};
   if (size != Size::kSmall || caller_runs_ || running_ == places_ || !queue_.empty()) {
-    queue_.emplace(std::pair(start, next_++), Waiting{account, size, estimate, std::move(job)});
+    queue_.emplace(std::pair(start, next_++), std::move(waiting));
     CallOneLocked();
     return;
   }
   caller_runs_ = true;
-  BeginLocked(start, size);
-  lock.unlock();
-  const std::chrono::nanoseconds begin = ThreadTime();
-  job();
-  const std::chrono::nanoseconds taken = ThreadTime() - begin;
-  lock.lock();
-  EndLocked(*account, size, estimate, taken);
+  Execute(lock, start, std::move(waiting));
   caller_runs_ = false;
   if (!queue_.empty()) CallOneLocked();  // one may have waited for this place
 }
 
-void FairExecutor::BeginLocked(std::chrono::nanoseconds start, Size size) {
+void FairExecutor::Execute(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds start,
+                           Waiting waiting) {
   virtual_now_ = std::max(virtual_now_, start);
+  const int large = waiting.size == Size::kLarge ? 1 : 0;
   ++running_;
-  if (size == Size::kLarge) ++large_running_;
-}
-
-void FairExecutor::EndLocked(Account& account, Size size, std::chrono::nanoseconds estimate,
-                             std::chrono::nanoseconds taken) {
-  account.finish_ += taken - estimate;
-  account.estimate_ = taken;
+  large_running_ += large;
+  lock.unlock();
+  const std::chrono::nanoseconds begin = ThreadTime();
+  waiting.job();
+  const std::chrono::nanoseconds taken = ThreadTime() - begin;
+  waiting.job = nullptr;  // what it holds may be large, or need this executor
+  lock.lock();
+  waiting.account->finish_ += taken - waiting.estimate;
+  waiting.account->estimate_ = taken;
   --running_;
-  if (size == Size::kLarge) --large_running_;
+  large_running_ -= large;
 }
 
 size_t FairExecutor::waiting() const {
@@ -123,14 +121,7 @@ void FairExecutor::Loop(Thread& self) {
     const std::chrono::nanoseconds start = next->first.first;
     Waiting waiting = std::move(next->second);
     queue_.erase(next);
-    BeginLocked(start, waiting.size);
-    lock.unlock();
-    const std::chrono::nanoseconds begin = ThreadTime();
-    waiting.job();
-    const std::chrono::nanoseconds taken = ThreadTime() - begin;
-    waiting.job = nullptr;  // what it holds may be large, or need this executor
-    lock.lock();
-    EndLocked(*waiting.account, waiting.size, waiting.estimate, taken);
+    Execute(lock, start, std::move(waiting));
   }
 }
 

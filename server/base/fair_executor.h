@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "base/status.h"
 
 namespace saccade {
@@ -73,9 +72,8 @@ class FairExecutor {
   Queue::iterator NextLocked();
   // Calls the thread that fell asleep last, if there is one.
   void CallOneLocked();
-  void BeginLocked(std::chrono::nanoseconds start, Size size);
-  void EndLocked(Account& account, Size size, std::chrono::nanoseconds estimate,
-                 std::chrono::nanoseconds taken);
+  // Runs a job that starts at `start` in virtual time, without the lock, and charges its account.
+  void Execute(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds start, Waiting waiting);
 
   const int places_;  // jobs that run at a time
   const int large_places_;
