@@ -33,7 +33,7 @@ PredictCore::PredictCore(std::shared_ptr<Serving> service, SessionLease lease, D
       lease_(std::move(lease)),
       done_(std::move(done)) {}
 
-void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request,
+void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pixels,
                         const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
                         TimePoint call_deadline) {
   if (!request.ok()) {
@@ -41,9 +41,8 @@ void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request,
     Finish(request.status());
     return;
   }
-  const FairExecutor::Size size = Serving::DecodeSize(*request);
   service_->decoding().Run(
-      account, size,
+      account, Serving::DecodeSize(pixels),
       [self = shared_from_this(), request = *std::move(request), received, call_deadline] {
         if (self->cancelled()) {  // it went away while it waited
           self->Finish(absl::CancelledError("the call was cancelled"));
@@ -66,7 +65,7 @@ absl::Status PredictCore::Submit(const v1::PredictRequest& request, TimePoint re
   ASSIGN_OR_RETURN(const Serving::Target target,
                    service_->Resolve(request.model(), request.statistics_key(),
                                      request.act().latency_class(), ""));
-  const std::unique_ptr<Session> session = service_->NewOneShot(id_, target, received);
+  const std::unique_ptr<Session> session = service_->NewSession(id_, target, received);
   RETURN_IF_ERROR(service_->SetText(*session, request.text()));
   const size_t cameras = target.model->model->spec().cameras.size();
   if (static_cast<size_t>(request.frames_size()) > cameras) {
@@ -80,7 +79,9 @@ absl::Status PredictCore::Submit(const v1::PredictRequest& request, TimePoint re
     ASSIGN_OR_RETURN(const uint32_t camera, session->FindCamera(request.frames(i).camera(), field));
     if (seen[camera]) return InvalidField(field, StrCat("a second frame of camera ", camera));
     seen[camera] = true;
-    RETURN_IF_ERROR(service_->PublishFrame(*session, request.frames(i), received, prefix).status());
+    // Its pixels were taken from the address's rate.
+    RETURN_IF_ERROR(
+        service_->PublishFrame(*session, request.frames(i), 0, received, prefix).status());
   }
   if (request.has_state()) RETURN_IF_ERROR(service_->SetState(*session, request.state()));
   ActInfo info;

@@ -20,8 +20,8 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
   PredictCore(std::shared_ptr<Serving> service, SessionLease lease, Done done);
 
   // A status when the bytes were no message. `call_deadline` is the call's own. `account`: of the
-  // client's connection; the frames are decoded on its share of time.
-  void Start(absl::StatusOr<v1::PredictRequest> request,
+  // client's connection; the frames, of `pixels` together, are decoded on its share of time.
+  void Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pixels,
              const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
              TimePoint call_deadline);
   // The client is gone or the call's deadline passed.

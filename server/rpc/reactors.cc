@@ -155,9 +155,9 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
       return;
     }
     absl::StatusOr<v1::PredictRequest> request = Parse<v1::PredictRequest>(bytes);
+    const uint64_t pixels = request.ok() ? (*service)->PixelsToDecode(*request) : 0;
     if (request.ok()) {
-      const absl::Status fits =
-          front_->TakePredictPixels(peer, (*service)->PixelsToDecode(*request), received);
+      const absl::Status fits = front_->TakePredictPixels(peer, pixels, received);
       if (!fits.ok()) request = fits;
     }
     core_ =
@@ -169,7 +169,7 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
                                       });
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
-    core->Start(std::move(request), front_->AccountOf(peer), received,
+    core->Start(std::move(request), pixels, front_->AccountOf(peer), received,
                 DeadlineOf(*context_, front_->clock()));
   }
 

@@ -22,9 +22,11 @@ uint64_t PixelsOf(const v1::VisionFrame& frame) {
   return PixelsInHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}).value_or(0);
 }
 
-FairExecutor::Size SizeOf(uint64_t pixels) {
-  if (pixels <= kSmallPixels) return FairExecutor::Size::kSmall;
-  return pixels <= kMediumPixels ? FairExecutor::Size::kMedium : FairExecutor::Size::kLarge;
+// When a request must be answered: its own or its class's deadline, within the call's.
+TimePoint DeadlineOf(const LatencyClass& latency, const ActFields& fields, TimePoint arrival,
+                     TimePoint call_deadline) {
+  const Micros own = fields.deadline.value_or(latency.deadline);
+  return std::min(own.count() > 0 ? arrival + own : kNever, call_deadline);
 }
 
 std::string Path(std::string_view prefix, std::string_view field) {
@@ -123,14 +125,12 @@ absl::StatusOr<Serving::Target> Serving::Resolve(std::string_view model,
 
 std::unique_ptr<Session> Serving::NewSession(SessionId id, const Target& target,
                                              TimePoint now) const {
-  return MakeSession(id, target, session_limits_, now);
-}
-
-std::unique_ptr<Session> Serving::NewOneShot(SessionId id, const Target& target,
-                                             TimePoint now) const {
-  SessionLimits limits = session_limits_;
-  limits.pixels_per_s = 0;
-  return MakeSession(id, target, limits, now);
+  SessionParams params;
+  params.model = target.model;
+  params.statistics_key = target.statistics->key;
+  params.action_dim = target.action_space->dim();
+  params.klass = target.klass;
+  return std::make_unique<Session>(id, std::move(params), session_limits_, now);
 }
 
 uint64_t Serving::PixelsToDecode(const v1::VisionFrame& frame) const {
@@ -144,38 +144,20 @@ uint64_t Serving::PixelsToDecode(const v1::PredictRequest& request) const {
   return pixels;
 }
 
-std::unique_ptr<Session> Serving::MakeSession(SessionId id, const Target& target,
-                                              const SessionLimits& limits, TimePoint now) const {
-  SessionParams params;
-  params.model = target.model;
-  params.statistics_key = target.statistics->key;
-  params.action_dim = target.action_space->dim();
-  params.klass = target.klass;
-  return std::make_unique<Session>(id, std::move(params), limits, now);
-}
-
-FairExecutor::Size Serving::DecodeSize(const v1::VisionFrame& frame) {
-  return SizeOf(PixelsOf(frame));
-}
-
-FairExecutor::Size Serving::DecodeSize(const v1::PredictRequest& request) {
-  uint64_t pixels = 0;
-  for (const v1::VisionFrame& frame : request.frames()) pixels += PixelsOf(frame);
-  return SizeOf(pixels);
+FairExecutor::Size Serving::DecodeSize(uint64_t pixels) {
+  if (pixels <= kSmallPixels) return FairExecutor::Size::kSmall;
+  return pixels <= kMediumPixels ? FairExecutor::Size::kMedium : FairExecutor::Size::kLarge;
 }
 
 bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
                         TimePoint call_deadline, TimePoint now) const {
+  const absl::StatusOr<ActFields> fields = ReadActFields(act, config_.limits.max_samples, "act");
   const absl::StatusOr<ClassId> klass =
-      catalog_->FindClass(act.latency_class(), target.klass, "latency_class");
-  if (!klass.ok()) return true;
+      catalog_->FindClass(act.latency_class(), target.klass, "act.latency_class");
+  if (!fields.ok() || !klass.ok()) return true;
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass->value())];
-  if (latency.on_late != OnLate::kReject) return false;
-  const Micros own = act.deadline_us() > 0
-                         ? Micros(static_cast<int64_t>(std::min(act.deadline_us(), kMaxAgeMicros)))
-                         : latency.deadline;
-  const TimePoint deadline = own.count() > 0 ? arrival + own : kNever;
-  return std::min(deadline, call_deadline) <= now;
+  return latency.on_late == OnLate::kReject &&
+         DeadlineOf(latency, *fields, arrival, call_deadline) <= now;
 }
 
 absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera,
@@ -193,7 +175,8 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
 }
 
 absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::VisionFrame& frame,
-                                                    TimePoint received, std::string_view prefix) {
+                                                    uint64_t pixels, TimePoint received,
+                                                    std::string_view prefix) {
   ModelMetrics* metrics = metrics_ == nullptr ? nullptr : &metrics_->model(session.model().id);
   if (metrics != nullptr) metrics->frames_received->Increment();
   const auto publish = [&]() -> absl::StatusOr<Session::Fate> {
@@ -208,7 +191,7 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     }
     // Before decoding: a late frame costs nothing.
     if (session.IsStale(camera, frame.capture_time_ns())) return Session::Fate::kStale;
-    RETURN_IF_ERROR(session.TakePixels(PixelsToDecode(frame), received));
+    RETURN_IF_ERROR(session.TakePixels(pixels, received));
     ASSIGN_OR_RETURN(Frame ready, ReadFrame(session, camera, frame, received, prefix));
     return session.Publish(camera, std::move(ready));
   };
@@ -250,9 +233,7 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   ASSIGN_OR_RETURN(const ClassId klass, catalog_->FindClass(act.latency_class(), target.klass,
                                                             Path(prefix, "latency_class")));
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass.value())];
-  const Micros own = fields.deadline.value_or(latency.deadline);
-  TimePoint deadline = own.count() > 0 ? arrival + own : kNever;
-  deadline = std::min(deadline, call_deadline);
+  const TimePoint deadline = DeadlineOf(latency, fields, arrival, call_deadline);
   ASSIGN_OR_RETURN(std::shared_ptr<const Observation> observation,
                    session.Snapshot(arrival, fields.max_frame_age));
 

@@ -51,22 +51,21 @@ class Serving {
   absl::StatusOr<Target> Resolve(std::string_view model, std::string_view statistics_key,
                                  std::string_view latency_class, std::string_view prefix) const;
   std::unique_ptr<Session> NewSession(SessionId id, const Target& target, TimePoint now) const;
-  // For one Predict call. Its pixels are limited by address, see Front.
-  std::unique_ptr<Session> NewOneShot(SessionId id, const Target& target, TimePoint now) const;
 
-  // What the frames of a request will cost to decode.
+  // Pixels that decoding will make, as the headers state them; none for a frame that is refused
+  // unseen.
+  uint64_t PixelsToDecode(const v1::VisionFrame& frame) const;
   uint64_t PixelsToDecode(const v1::PredictRequest& request) const;
-
-  // How much work a frame is, by the size its header states.
-  static FairExecutor::Size DecodeSize(const v1::VisionFrame& frame);
-  static FairExecutor::Size DecodeSize(const v1::PredictRequest& request);
-  // An act request that can only be refused: its deadline has passed and its class runs nothing
-  // late.
+  static FairExecutor::Size DecodeSize(uint64_t pixels);
+  // An act request that can only be refused: it is invalid, or its deadline has passed and its
+  // class runs nothing late.
   bool IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
                  TimePoint call_deadline, TimePoint now) const;
   // A frame into its mailbox: checks, decoding, resizing, identity. Counts what becomes of it.
+  // `pixels` of it are taken from the session's rate.
   absl::StatusOr<Session::Fate> PublishFrame(Session& session, const v1::VisionFrame& frame,
-                                             TimePoint received, std::string_view prefix);
+                                             uint64_t pixels, TimePoint received,
+                                             std::string_view prefix);
   absl::Status SetText(Session& session, const v1::TextInput& text) const;
   absl::Status SetState(Session& session, const v1::StateInput& state) const;
 
@@ -86,10 +85,6 @@ class Serving {
  private:
   Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
           Metrics* metrics);
-  std::unique_ptr<Session> MakeSession(SessionId id, const Target& target,
-                                       const SessionLimits& limits, TimePoint now) const;
-  // None for a frame that is refused unseen.
-  uint64_t PixelsToDecode(const v1::VisionFrame& frame) const;
   absl::StatusOr<Frame> ReadFrame(const Session& session, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);

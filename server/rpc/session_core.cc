@@ -78,12 +78,13 @@ void SessionCore::Start(StreamPort* port) {
 
 void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received) {
   const size_t bytes = message.ok() ? message->ByteSizeLong() : 0;
+  const uint64_t pixels = IsFrame(message) ? service_->PixelsToDecode(message->vision()) : 0;
   {
     const std::lock_guard lock(mu_);
     reading_ = false;
     last_activity_ = received;
     if (cancelled_ || closing_) return;
-    inbox_.push_back({++messages_read_, std::move(message), received, bytes});
+    inbox_.push_back({++messages_read_, std::move(message), received, bytes, pixels});
     inbox_bytes_ += bytes;
     if (handling_) {
       DropSupersededLocked(received);
@@ -117,7 +118,7 @@ void SessionCore::HandleInbox(bool may_decode) {
     DropSupersededLocked(service_->clock().Now());
     if (!IsFrame(inbox_.front().message)) continue;
     if (!may_decode) {
-      const FairExecutor::Size size = service_->DecodeSize(inbox_.front().message->vision());
+      const FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
       PumpLocked();
       lock.unlock();
       service_->decoding().Run(account_, size,
@@ -133,10 +134,10 @@ void SessionCore::HandleInbox(bool may_decode) {
   }
 }
 
-void SessionCore::Handle(Incoming& incoming) {
+void SessionCore::Handle(const Incoming& incoming) {
   message_number_ = incoming.number;
-  const absl::Status status = incoming.message.ok() ? Dispatch(*incoming.message, incoming.received)
-                                                    : incoming.message.status();
+  const absl::Status status =
+      incoming.message.ok() ? Dispatch(incoming) : incoming.message.status();
   if (status.ok()) return;
   service_->CountRefused(status);
   if (session_ != nullptr) {
@@ -149,7 +150,9 @@ void SessionCore::Handle(Incoming& incoming) {
   }
 }
 
-absl::Status SessionCore::Dispatch(const v1::SessionRequest& message, TimePoint received) {
+absl::Status SessionCore::Dispatch(const Incoming& incoming) {
+  const v1::SessionRequest& message = *incoming.message;
+  const TimePoint received = incoming.received;
   using Kind = v1::SessionRequest::MessageCase;
   const Kind kind = message.message_case();
   if (session_ == nullptr && kind != Kind::kOpen)
@@ -158,7 +161,7 @@ absl::Status SessionCore::Dispatch(const v1::SessionRequest& message, TimePoint 
     case Kind::kOpen:
       return HandleOpen(message.open(), received);
     case Kind::kVision:
-      return HandleVision(message.vision(), received);
+      return HandleVision(message.vision(), incoming.pixels, received);
     case Kind::kText:
       RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return service_->SetText(*session_, message.text());
@@ -223,9 +226,10 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
   return absl::OkStatus();
 }
 
-absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, TimePoint received) {
+absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, uint64_t pixels,
+                                       TimePoint received) {
   ASSIGN_OR_RETURN(const Session::Fate fate,
-                   service_->PublishFrame(*session_, frame, received, "vision"));
+                   service_->PublishFrame(*session_, frame, pixels, received, "vision"));
   if (fate != Session::Fate::kStale) return absl::OkStatus();
   v1::SessionResponse response;
   v1::Notice& notice = *response.mutable_notice();
@@ -521,10 +525,10 @@ void SessionCore::PumpLocked() {
     writing_ = true;
     port_->Write(outbox_.front().bytes);
   }
-  if (!reading_ && !reads_done_ && !cancelled_ && !closing_ && inbox_.size() < kReadAheadMessages &&
-      inbox_bytes_ <
-          kReadAheadBytes &&  // Each message that was read may have an answer of its own.
-      outbox_.size() + inbox_.size() < std::max<size_t>(1, outbox_limit_ / 2)) {
+  // Each message that was read may have an answer of its own.
+  const bool room = inbox_.size() < kReadAheadMessages && inbox_bytes_ < kReadAheadBytes &&
+                    outbox_.size() + inbox_.size() < std::max<size_t>(1, outbox_limit_ / 2);
+  if (room && !reading_ && !reads_done_ && !cancelled_ && !closing_) {
     reading_ = true;
     port_->Read();
   }

@@ -72,6 +72,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     absl::StatusOr<v1::SessionRequest> message;
     TimePoint received{};
     size_t bytes = 0;
+    uint64_t pixels = 0;  // of a frame
   };
   struct Outgoing {
     std::string bytes;
@@ -82,10 +83,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Handles what has been read, until there is nothing or a frame's turn has to come first.
   // `may_decode`: this is the turn of one frame.
   void HandleInbox(bool may_decode);
-  void Handle(Incoming& incoming);
-  absl::Status Dispatch(const v1::SessionRequest& message, TimePoint received);
+  void Handle(const Incoming& incoming);
+  absl::Status Dispatch(const Incoming& incoming);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
-  absl::Status HandleVision(const v1::VisionFrame& frame, TimePoint received);
+  absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received);
   void HandleAct(const v1::ActRequest& act, TimePoint received);
   absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received);
   absl::Status HandleCancel(const v1::Cancel& cancel);
