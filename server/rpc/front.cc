@@ -40,19 +40,19 @@ absl::Status Front::TakePredictPixels(std::string_view peer, uint64_t pixels, Ti
       StrCat("more than ", limit, " pixels per second in Predict calls of one address"), info);
 }
 
-absl::StatusOr<std::shared_ptr<Serving>> Front::Enter() const {
+absl::StatusOr<std::shared_ptr<Serving>> Front::Loaded() const {
+  if (std::shared_ptr<Serving> service = this->service()) return service;
   ErrorInfo info;
-  if (draining()) {
-    info.reason = Reason::kDraining;
-    return MakeError(absl::StatusCode::kUnavailable, "the server is shutting down", info);
-  }
-  std::shared_ptr<Serving> service = this->service();
-  if (service == nullptr) {
-    info.reason = Reason::kWorkerFailed;
-    info.retry_after = std::chrono::seconds(1);
-    return MakeError(absl::StatusCode::kUnavailable, "the server is loading its models", info);
-  }
-  return service;
+  info.reason = Reason::kWorkerFailed;
+  info.retry_after = std::chrono::seconds(1);
+  return MakeError(absl::StatusCode::kUnavailable, "the server is loading its models", info);
+}
+
+absl::StatusOr<std::shared_ptr<Serving>> Front::Enter() const {
+  if (!draining()) return Loaded();
+  ErrorInfo info;
+  info.reason = Reason::kDraining;
+  return MakeError(absl::StatusCode::kUnavailable, "the server is shutting down", info);
 }
 
 bool Front::Ready() const {

@@ -62,6 +62,8 @@ class Front {
     const std::lock_guard lock(mu_);
     return service_;
   }
+  // UNAVAILABLE while models load (kWorkerFailed, retry_after).
+  absl::StatusOr<std::shared_ptr<Serving>> Loaded() const;
   // UNAVAILABLE while loading (kWorkerFailed, retry_after) and while draining (kDraining).
   absl::StatusOr<std::shared_ptr<Serving>> Enter() const;
   bool Ready() const;

@@ -6,11 +6,24 @@
 #include <chrono>
 
 #include "base/strings.h"
+#include "config/config.h"
 
 namespace saccade {
 namespace {
 
 constexpr std::chrono::seconds kSweepInterval{1};
+constexpr std::string_view kIpv4 = "ipv4:";
+constexpr std::string_view kIpv6 = "ipv6:";
+
+// The host of an IPv6 peer. gRPC writes a URI, in which the brackets and a zone's % may be escaped.
+std::string_view Ipv6Host(std::string_view peer) {
+  std::string_view host = peer.substr(kIpv6.size());
+  for (const std::string_view open : {"[", "%5B", "%5b"}) {
+    if (host.starts_with(open)) host.remove_prefix(open.size());
+  }
+  for (const std::string_view close : {"]", "%5D", "%5d"}) host = host.substr(0, host.find(close));
+  return host;
+}
 
 std::string Ipv6Network(std::string_view host, std::string_view peer) {
   host = host.substr(0, host.find('%'));  // the zone of a link-local address
@@ -29,25 +42,17 @@ std::string Ipv6Network(std::string_view host, std::string_view peer) {
 }  // namespace
 
 std::string PeerAddress(std::string_view peer) {
-  constexpr std::string_view kIpv4 = "ipv4:";
-  constexpr std::string_view kIpv6 = "ipv6:";
   if (peer.starts_with(kIpv4)) return std::string(peer.substr(0, peer.rfind(':')));
   if (!peer.starts_with(kIpv6)) return std::string(peer);
-  // gRPC writes a URI, in which the brackets and a zone's % may be escaped.
-  std::string_view host = peer.substr(kIpv6.size());
-  for (const std::string_view open : {"[", "%5B", "%5b"}) {
-    if (host.starts_with(open)) host.remove_prefix(open.size());
-  }
-  for (const std::string_view close : {"]", "%5D", "%5d"}) host = host.substr(0, host.find(close));
-  return Ipv6Network(host, peer);
+  return Ipv6Network(Ipv6Host(peer), peer);
 }
 
 bool IsOnThisHost(std::string_view peer) {
+  if (peer.starts_with("unix:")) return true;
+  // An IPv4 address in IPv6 is that address.
   const std::string address = PeerAddress(peer);
-  if (address.starts_with("ipv4:127.") || address.starts_with("unix:")) return true;
-  // PeerAddress keeps a network of IPv6, in which ::1 is one of many: look at the host itself.
-  return peer.starts_with("ipv6:[::1]") || peer.starts_with("ipv6:%5B::1%5D") ||
-         peer.starts_with("ipv6:%5b::1%5d");
+  if (address.starts_with(kIpv4)) return IsLoopback(StrCat(address.substr(kIpv4.size()), ":0"));
+  return peer.starts_with(kIpv6) && IsLoopback(StrCat("[", Ipv6Host(peer), "]:0"));
 }
 
 std::optional<Micros> PeerBuckets::Take(const std::string& address, TimePoint now, double amount) {

@@ -315,12 +315,8 @@ class AdminService final : public v1::Admin::CallbackService {
   absl::Status Ask(const grpc::CallbackServerContext& context, std::string_view method,
                    absl::FunctionRef<absl::Status(Engine&)> ask) const {
     RETURN_IF_ERROR(AuthorizeCall(*front_, context, method));
-    const std::shared_ptr<Serving> service = front_->service();
-    if (service != nullptr) return ask(service->engine());
-    ErrorInfo info;
-    info.reason = Reason::kWorkerFailed;
-    info.retry_after = std::chrono::seconds(1);
-    return MakeError(absl::StatusCode::kUnavailable, "the server is loading its models", info);
+    ASSIGN_OR_RETURN(const std::shared_ptr<Serving> service, front_->Loaded());
+    return ask(service->engine());
   }
   const std::shared_ptr<Front> front_;
 };

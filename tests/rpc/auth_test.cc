@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/strings.h"
+#include "rpc/front.h"
 #include "rpc/health_probe.h"
 #include "rpc/peer.h"
 #include "rpc/tls.h"
@@ -192,6 +193,32 @@ TEST(PeerTest, TheAddressWithoutItsPort) {
   EXPECT_EQ(PeerAddress("unix:/run/saccade"), "unix:/run/saccade");
   EXPECT_EQ(PeerAddress("ipv6:nonsense"), "ipv6:nonsense");
   EXPECT_EQ(PeerAddress(""), "");
+}
+
+TEST(PeerTest, TellsThisHostFromOthers) {
+  for (const char* peer : {"ipv4:127.0.0.1:50000", "ipv4:127.8.9.1:1", "ipv6:[::1]:50000",
+                           "ipv6:%5B::1%5D:50000", "ipv6:%5b0:0:0:0:0:0:0:1%5d:8",
+                           "ipv6:%5B::ffff:127.0.0.1%5D:8", "unix:/run/saccade", "unix:"}) {
+    EXPECT_TRUE(IsOnThisHost(peer)) << peer;
+  }
+  for (const char* peer : {"ipv4:10.1.2.3:50000", "ipv4:1127.0.0.1:1", "ipv6:[::2]:50000",
+                           "ipv6:%5B::1:1%5D:50000", "ipv6:%5Bfe80::1%25eth0%5D:8",
+                           "ipv6:%5B::ffff:10.1.2.3%5D:8", "ipv6:nonsense", "localhost:1", ""}) {
+    EXPECT_FALSE(IsOnThisHost(peer)) << peer;
+  }
+}
+
+TEST(AdminAccessTest, WithoutTokensAdminIsForThisHostOnly) {
+  const SteadyClock clock;
+  Front front(Config(), nullptr, clock, nullptr, "1.2.3");
+  for (const std::string_view method :
+       {method::kGetRecent, method::kGetTrace, method::kGetCache, method::kDrain}) {
+    EXPECT_TRUE(front.Authorize(method, {}, "ipv4:127.0.0.1:9").ok()) << method;
+    const absl::Status refused = front.Authorize(method, {}, "ipv4:10.1.2.3:9");
+    EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << method;
+    EXPECT_EQ(GetErrorInfo(refused).reason, Reason::kPermissionDenied) << method;
+  }
+  EXPECT_TRUE(front.Authorize(method::kPredict, {}, "ipv4:10.1.2.3:9").ok());
 }
 
 TEST(PeerTest, BucketsAreBoundedAndThoseWithoutAPlaceShareOne) {
