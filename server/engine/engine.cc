@@ -35,6 +35,8 @@ absl::Status Draining() {
   return MakeError(absl::StatusCode::kUnavailable, "the server is shutting down", info);
 }
 
+absl::Status Stopped() { return absl::UnavailableError("the engine has stopped"); }
+
 }  // namespace
 
 class Engine::Impl {
@@ -114,24 +116,21 @@ class Engine::Impl {
     TimePoint until;
     std::promise<void> done;
   };
-  struct StatsMessage {
-    std::promise<SchedulerStats> stats;
-  };
-  struct RecentMessage {
-    std::promise<RecentWork> recent;
-  };
-  struct InvariantsMessage {
-    std::promise<absl::Status> status;
+  struct AskMessage {
+    std::function<void()> ask;
+    std::promise<void> asked;
   };
   struct StopMessage {};
   using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                               StepMessage, DrainMessage, StatsMessage, RecentMessage,
-                               InvariantsMessage, StopMessage>;
+                               StepMessage, DrainMessage, AskMessage, StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
     wakeup_.Notify();
   }
+
+  // Runs `ask` on the engine thread and waits for it. False: the engine has stopped.
+  bool AskEngineThread(std::function<void()> ask);
 
   // --- engine thread ---
   void Loop();
@@ -141,9 +140,7 @@ class Engine::Impl {
   void Handle(CancelSessionMessage& message, TimePoint now);
   void Handle(StepMessage& message, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
-  void Handle(StatsMessage& message, TimePoint now);
-  void Handle(RecentMessage& message, TimePoint now);
-  void Handle(InvariantsMessage& message, TimePoint now);
+  void Handle(AskMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
   void MarkStarted(const StepPlan& plan);
   void FeedWorkers(TimePoint now);
@@ -362,31 +359,31 @@ bool Engine::Impl::Ready() const {
   });
 }
 
-absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
-  if (stopped_.load(std::memory_order_acquire))
-    return absl::UnavailableError("the engine has stopped");
-  StatsMessage message;
-  std::future<SchedulerStats> stats = message.stats.get_future();
+bool Engine::Impl::AskEngineThread(std::function<void()> ask) {
+  if (stopped_.load(std::memory_order_acquire)) return false;
+  AskMessage message{std::move(ask), {}};
+  std::future<void> asked = message.asked.get_future();
   Put(std::move(message));
-  return stats.get();
+  asked.wait();
+  return true;
+}
+
+absl::StatusOr<SchedulerStats> Engine::Impl::Stats() {
+  SchedulerStats stats;
+  if (!AskEngineThread([&] { stats = scheduler_->stats(); })) return Stopped();
+  return stats;
 }
 
 absl::StatusOr<RecentWork> Engine::Impl::Recent() {
-  if (stopped_.load(std::memory_order_acquire))
-    return absl::UnavailableError("the engine has stopped");
-  RecentMessage message;
-  std::future<RecentWork> recent = message.recent.get_future();
-  Put(std::move(message));
-  return recent.get();
+  RecentWork recent;
+  if (!AskEngineThread([&] { recent = recorder_.Recent(); })) return Stopped();
+  return recent;
 }
 
 absl::Status Engine::Impl::CheckInvariants() {
-  if (stopped_.load(std::memory_order_acquire))
-    return absl::UnavailableError("the engine has stopped");
-  InvariantsMessage message;
-  std::future<absl::Status> status = message.status.get_future();
-  Put(std::move(message));
-  return status.get();
+  absl::Status status;
+  if (!AskEngineThread([&] { status = scheduler_->CheckInvariants(); })) return Stopped();
+  return status;
 }
 
 // ----------------------------------------------------------------------------------------------------
@@ -573,16 +570,9 @@ void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
   drains_.push_back(std::move(message));
 }
 
-void Engine::Impl::Handle(StatsMessage& message, TimePoint) {
-  message.stats.set_value(scheduler_->stats());
-}
-
-void Engine::Impl::Handle(RecentMessage& message, TimePoint) {
-  message.recent.set_value(recorder_.Recent());
-}
-
-void Engine::Impl::Handle(InvariantsMessage& message, TimePoint) {
-  message.status.set_value(scheduler_->CheckInvariants());
+void Engine::Impl::Handle(AskMessage& message, TimePoint) {
+  message.ask();
+  message.asked.set_value();
 }
 
 void Engine::Impl::Handle(StopMessage&, TimePoint) { stop_ = true; }
