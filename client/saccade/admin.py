@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from saccade import channel, errors
-from saccade.client import DEFAULT_ADDRESS
-from saccade.credentials import Credentials
+from saccade import errors
 from saccade.v1 import admin_pb2, admin_pb2_grpc, error_pb2
 
 _Answer = TypeVar("_Answer")
@@ -103,18 +101,11 @@ def _cache(message: admin_pb2.CacheState) -> Cache:
 
 
 class Admin:
-    """Calls one server's Admin service. Needs a token of the role admin where tokens are configured."""
+    """The Admin service of a client's server (``Client.admin``)."""
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        timeout_s: float = 10.0,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self.address = address
+    def __init__(self, channel: grpc.Channel, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._channel = channel.connect(address, credentials or Credentials())
-        self._stub = admin_pb2_grpc.AdminStub(self._channel)
+        self._stub = admin_pb2_grpc.AdminStub(channel)
 
     def recent(self, max_requests: int = 0) -> list[RecentRequest]:
         """The last requests, oldest first; 0: all that the server keeps."""
@@ -139,16 +130,6 @@ class Admin:
     def drain(self) -> None:
         """Ends the server as SIGTERM does; returns at once."""
         self._call(self._stub.Drain, admin_pb2.DrainRequest())
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _call(self, method: Callable[..., _Answer], request: Any) -> _Answer:
         try:

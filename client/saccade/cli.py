@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from saccade import Client, errors, top, types
-from saccade.admin import Admin
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
 
@@ -156,43 +155,39 @@ def _top(client: Client, args: argparse.Namespace) -> int:
 
 
 def _admin(client: Client, args: argparse.Namespace) -> int:
-    with Admin(client.address, credentials=_credentials(args)) as admin:
-        if args.what == "recent":
-            for r in admin.recent(args.count):
-                deadline = f"{r.deadline_s * 1e3:g}" if r.deadline_s else "-"
+    admin = client.admin
+    if args.what == "recent":
+        for r in admin.recent(args.count):
+            deadline = f"{r.deadline_s * 1e3:g}" if r.deadline_s else "-"
+            print(
+                f"{r.arrival_s:10.3f} s  session {r.session_id}  {r.latency_class}: {r.outcome},"
+                f" {r.total_s * 1e3:.1f} of {deadline} ms (queue {r.queue_s * 1e3:.1f}, encode"
+                f" {r.encode_s * 1e3:.1f}, prefill {r.prefill_s * 1e3:.1f}, act"
+                f" {r.act_s * 1e3:.1f}), {r.cached_tokens} of {r.prompt_tokens} tokens cached"
+            )
+    elif args.what == "trace":
+        Path(args.file).write_bytes(admin.trace())
+        print(f"{args.file}: open it in chrome://tracing or ui.perfetto.dev")
+    elif args.what == "cache":
+        for cache in admin.caches():
+            print(
+                f"{cache.model} on worker {cache.worker}: {cache.free_blocks} of"
+                f" {cache.total_blocks} blocks free, embeddings of {cache.embeddings_held}"
+                f" frames held, {cache.embeddings_idle} idle"
+            )
+            for p in cache.partitions:
                 print(
-                    f"{r.arrival_s:10.3f} s  session {r.session_id}  {r.latency_class}: {r.outcome},"
-                    f" {r.total_s * 1e3:.1f} of {deadline} ms (queue {r.queue_s * 1e3:.1f}, encode"
-                    f" {r.encode_s * 1e3:.1f}, prefill {r.prefill_s * 1e3:.1f}, act"
-                    f" {r.act_s * 1e3:.1f}), {r.cached_tokens} of {r.prompt_tokens} tokens cached"
+                    f"  {p.modality}: {p.held} held, {p.idle} idle, floor {p.floor}, cap {p.cap};"
+                    f" {p.hit_tokens} tokens hit, {p.miss_tokens} missed"
                 )
-        elif args.what == "trace":
-            Path(args.file).write_bytes(admin.trace())
-            print(f"{args.file}: open it in chrome://tracing or ui.perfetto.dev")
-        elif args.what == "cache":
-            for cache in admin.caches():
-                print(
-                    f"{cache.model} on worker {cache.worker}: {cache.free_blocks} of"
-                    f" {cache.total_blocks} blocks free, embeddings of {cache.embeddings_held}"
-                    f" frames held, {cache.embeddings_idle} idle"
-                )
-                for p in cache.partitions:
-                    print(
-                        f"  {p.modality}: {p.held} held, {p.idle} idle, floor {p.floor}, cap {p.cap};"
-                        f" {p.hit_tokens} tokens hit, {p.miss_tokens} missed"
-                    )
-            if args.check:
-                broken = admin.broken_invariant()
-                print(f"invariants: {broken or 'all hold'}")
-                return 1 if broken else 0
-        else:
-            admin.drain()
-            print("draining")
+        if args.check:
+            broken = admin.broken_invariant()
+            print(f"invariants: {broken or 'all hold'}")
+            return 1 if broken else 0
+    else:
+        admin.drain()
+        print("draining")
     return 0
-
-
-def _credentials(args: argparse.Namespace) -> Credentials:
-    return Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -258,7 +253,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"saccade: --{name} must be positive", file=sys.stderr)
             return 2
     try:
-        with Client(args.address, credentials=_credentials(args)) as client:
+        credentials = Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+        with Client(args.address, credentials=credentials) as client:
             return int(args.run(client, args))
     except errors.SaccadeError as error:
         print(f"saccade: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from types import TracebackType
 import grpc
 
 from saccade import _core, channel, errors, images, types
+from saccade.admin import Admin
 from saccade.credentials import Credentials
 from saccade.session import Session
 from saccade.v1 import (
@@ -39,6 +40,8 @@ class Client:
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._models = models_pb2_grpc.ModelsStub(self._channel)
         self._server = server_pb2_grpc.ServerStub(self._channel)
+        self.admin = Admin(self._channel, timeout_s)
+        """For whoever runs the server; needs the role admin where tokens are configured."""
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Returns once the server admits requests; raises TimeoutError."""

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, RunningServer
-from test_server import jpeg, recorded
+from conftest import RunningServer
+from test_server import cli, jpeg, recorded
 
 from saccade import Client, RequestFailed
-from saccade.admin import Admin
 
 
-def cli(server: RunningServer, *arguments: str) -> str:
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "saccade",
-            "--address",
-            server.address,
-            "admin",
-            *arguments,
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def admin_cli(server: RunningServer, *arguments: str) -> str:
+    run = cli(server, "admin", *arguments)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
-def test_recent_requests_trace_and_caches(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_recent_requests_trace_and_caches(server: RunningServer, tmp_path: Path) -> None:
     frames, _, instructions = recorded()
     with (
         Client(server.address) as client,
@@ -50,14 +29,11 @@ def test_recent_requests_trace_and_caches(
         session.act()
         with pytest.raises(RequestFailed):
             session.act(latency_class="control", deadline_s=1e-6)
-    with Admin(server.address) as admin:
+        admin = client.admin
         first, second, refused = admin.recent(3)
         assert (first.outcome, second.outcome) == ("ok", "ok")
         assert refused.outcome in ("late", "expired")
-        assert (
-            refused.latency_class == "control"
-            and refused.deadline_s == pytest.approx(1e-6)
-        )
+        assert refused.latency_class == "control" and refused.deadline_s == pytest.approx(1e-6)
         assert first.session_id == second.session_id == refused.session_id != 0
         assert second.cached_tokens > first.cached_tokens
         assert first.total_s >= first.queue_s + first.act_s > 0
@@ -72,9 +48,9 @@ def test_recent_requests_trace_and_caches(
             "action",
         ]
         assert admin.broken_invariant() == ""
-    assert cli(server, "recent", "-n", "3").count("\n") == 3
-    assert "invariants: all hold" in cli(server, "cache", "--check")
-    cli(server, "trace", str(tmp_path / "trace.json"))
+    assert admin_cli(server, "recent", "-n", "3").count("\n") == 3
+    assert "invariants: all hold" in admin_cli(server, "cache", "--check")
+    admin_cli(server, "trace", str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
         "workers",
@@ -87,7 +63,7 @@ def test_drain_ends_the_server_with_exit_code_0() -> None:
     running = RunningServer()
     try:
         running.wait_ready()
-        assert cli(running, "drain") == "draining\n"
+        assert admin_cli(running, "drain") == "draining\n"
         assert running.process.wait(20) == 0
         assert "draining" in running.log()
     finally:
