@@ -14,6 +14,7 @@
 #include "base/inbox.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "base/turn.h"
 #include "base/wakeup.h"
 #include "engine/engine_metrics.h"
 #include "engine/recorder.h"
@@ -28,6 +29,9 @@ constexpr int kFailuresUntilLost = 3;
 constexpr int kLooksUntilStuck = 4;
 // Cache gauges follow the cache at most this much later.
 constexpr Micros kStatsInterval{100'000};
+// While other threads take turns the engine thread looks at its timers this often, so that a request
+// whose deadline is no nearer has nobody to wake.
+constexpr Micros kTimerTick{20'000};
 
 absl::Status Draining() {
   ErrorInfo info;
@@ -128,12 +132,19 @@ class Engine::Impl {
     inbox_.Put(std::move(message));
     wakeup_.Notify();
   }
+  // As Put, and if nobody has the turn this thread takes one: it saves the engine thread's wake-up.
+  // `worker`: the idle one whose thread this is.
+  void PutAndRun(Message message, std::optional<WorkerId> worker);
 
   // Runs `ask` on the engine thread and waits for it. False: the engine has stopped.
   bool AskEngineThread(std::function<void()> ask);
 
-  // --- engine thread ---
-  void Loop();
+  void Loop();  // the engine thread
+
+  // --- by the holder of the turn ---
+  // False: answers wait for delivery, but the thread of `worker` has a step to run first.
+  bool TakeTurn(std::optional<WorkerId> worker);
+  TimePoint NextWake() const;
   void Handle(SubmitMessage& message, TimePoint now);
   void Handle(CancelMessage& message, TimePoint now);
   void Handle(SupersedeMessage& message, TimePoint now);
@@ -155,10 +166,11 @@ class Engine::Impl {
   std::vector<std::unique_ptr<Backend>> backends_;
   std::vector<ServedModel> models_;
   const Clock& clock_;
-  EngineMetrics metrics_;  // engine thread only
-  Recorder recorder_;      // engine thread only
+  EngineMetrics metrics_;  // by the holder of the turn
+  Recorder recorder_;      // by the holder of the turn
 
   Inbox<Message> inbox_;
+  Turn turn_;
   Wakeup wakeup_;
   std::atomic<uint64_t> next_request_{1};
   std::atomic<size_t> pending_submits_{0};
@@ -168,7 +180,7 @@ class Engine::Impl {
   std::atomic<int> stuck_{0};  // workers
   std::vector<std::atomic<bool>> worker_up_;
 
-  // Engine thread only.
+  // By the holder of the turn only.
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<WorkerState> workers_;
   std::unordered_map<RequestId, Active> active_;
@@ -176,6 +188,8 @@ class Engine::Impl {
   TimePoint stats_due_{};
   bool stats_dirty_ = true;
   TimePoint watch_due_ = kNever;  // while a worker has work
+  TimePoint armed_until_{};       // when the engine thread wakes by itself
+  bool guests_ = false;           // other threads took turns since it last did
   bool stop_ = false;
 
   std::thread thread_;
@@ -238,9 +252,15 @@ absl::Status Engine::Impl::Start() {
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
     ASSIGN_OR_RETURN(workers_[i].worker,
-                     Worker::Start(*backends_[i], on_worker[i], clock_, [this, id](StepResult r) {
-                       Put(StepMessage{id, std::move(r)});
-                     }));
+                     Worker::Start(*backends_[i], on_worker[i], clock_,
+                                   [this, id](StepResult result, bool more) {
+                                     StepMessage message{id, std::move(result)};
+                                     if (more) {
+                                       Put(std::move(message));
+                                     } else {
+                                       PutAndRun(std::move(message), id);
+                                     }
+                                   }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }
@@ -337,7 +357,7 @@ absl::StatusOr<RequestId> Engine::Impl::Submit(ActRequest request) {
     return MakeError(absl::StatusCode::kResourceExhausted, "the engine's inbox is full", info);
   }
   const RequestId id(next_request_.fetch_add(1, std::memory_order_relaxed));
-  Put(SubmitMessage{id, std::make_unique<ActRequest>(std::move(request))});
+  PutAndRun(SubmitMessage{id, std::make_unique<ActRequest>(std::move(request))}, std::nullopt);
   return id;
 }
 
@@ -387,34 +407,60 @@ absl::Status Engine::Impl::CheckInvariants() {
 }
 
 // ----------------------------------------------------------------------------------------------------
-// engine thread
+// turns
 
 void Engine::Impl::Loop() {
   pthread_setname_np(pthread_self(), "saccade-engine");
-  while (!stop_) {
+  while (true) {
     const uint32_t epoch = wakeup_.Epoch();
-    TimePoint now = clock_.Now();
-    for (Message& message : inbox_.TakeAll()) {
-      std::visit([&](auto& m) { Handle(m, now); }, message);
+    if (!turn_.TryTake()) {
+      wakeup_.WaitUntil(epoch, kNever);  // the holder notifies when it has done
+      continue;
     }
-    scheduler_->Sweep(now);
-    WatchWorkers(now);
-    FeedWorkers(now);
-    Deliver(now);
-    FinishDrain(now);
-    now = clock_.Now();
-    if (stats_dirty_ && now >= stats_due_) {
-      metrics_.SetSchedulerStats(scheduler_->stats());
-      stats_due_ = now + kStatsInterval;
-      stats_dirty_ = false;
-    }
-    TimePoint wake = scheduler_->NextWake();
-    if (stats_dirty_) wake = std::min(wake, stats_due_);
-    wake = std::min(wake, watch_due_);
-    for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
-    if (!stop_) wakeup_.WaitUntil(epoch, wake);
+    TakeTurn(std::nullopt);
+    if (stop_) break;  // and nobody has a turn again
+    TimePoint wake = NextWake();
+    if (std::exchange(guests_, false)) wake = std::min(wake, clock_.Now() + kTimerTick);
+    armed_until_ = wake;
+    if (!turn_.Release()) wakeup_.WaitUntil(epoch, wake);
   }
   stopped_.store(true, std::memory_order_release);
+}
+
+void Engine::Impl::PutAndRun(Message message, std::optional<WorkerId> worker) {
+  inbox_.Put(std::move(message));
+  if (!turn_.TryTake()) return;
+  guests_ = true;
+  const bool complete = TakeTurn(worker);
+  const bool engine_thread_is_needed = !complete || stop_ || NextWake() < armed_until_;
+  if (turn_.Release() || engine_thread_is_needed) wakeup_.Notify();
+}
+
+bool Engine::Impl::TakeTurn(std::optional<WorkerId> worker) {
+  TimePoint now = clock_.Now();
+  for (Message& message : inbox_.TakeAll()) {
+    std::visit([&](auto& m) { Handle(m, now); }, message);
+  }
+  scheduler_->Sweep(now);
+  WatchWorkers(now);
+  FeedWorkers(now);
+  if (worker && !workers_[static_cast<size_t>(worker->value())].outstanding.empty()) return false;
+  Deliver(now);
+  FinishDrain(now);
+  now = clock_.Now();
+  if (stats_dirty_ && now >= stats_due_) {
+    metrics_.SetSchedulerStats(scheduler_->stats());
+    stats_due_ = now + kStatsInterval;
+    stats_dirty_ = false;
+  }
+  return true;
+}
+
+TimePoint Engine::Impl::NextWake() const {
+  TimePoint wake = std::min(scheduler_->NextWake(), watch_due_);
+  if (stats_dirty_) wake = std::min(wake, stats_due_);
+  for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
+  return wake;
 }
 
 void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {

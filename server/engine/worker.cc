@@ -63,7 +63,8 @@ void Worker::Loop() {
       result.status = absl::InternalError("the step's model is not on this worker");
     }
     result.finished = clock_.Now();
-    on_done_(std::move(result));
+    const bool more = slots_[taken % 2].load(std::memory_order_relaxed) != nullptr;
+    on_done_(std::move(result), more);
   }
 }
 

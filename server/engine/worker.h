@@ -21,8 +21,8 @@ namespace saccade {
 
 class Worker {
  public:
-  // Called on the worker thread after every step.
-  using OnDone = std::function<void(StepResult)>;
+  // Called on the worker thread after every step. `more`: the next one waits already.
+  using OnDone = std::function<void(StepResult, bool more)>;
   struct ModelOnWorker {
     ModelId id;
     const Model* model = nullptr;
@@ -36,10 +36,10 @@ class Worker {
                                                        const Clock& clock, OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
 
-  // Engine thread. At most two steps may be unfinished. The plan is borrowed: it lives until
+  // By the holder of the engine's turn. At most two steps may be unfinished. The plan is borrowed: it lives until
   // OnDone, Revoke or destruction.
   void Submit(const StepPlan* plan);
-  // Engine thread. True when the step submitted last had not started: it never will.
+  // By the holder of the engine's turn. True when the step submitted last had not started: it never will.
   bool Revoke();
 
  private:
@@ -54,7 +54,7 @@ class Worker {
   // Step i passes through slot i % 2: the engine puts it there (and may take it back), the worker
   // takes it out.
   std::array<std::atomic<const StepPlan*>, 2> slots_{};
-  uint64_t submitted_ = 0;  // engine thread only
+  uint64_t submitted_ = 0;  // by the holder of the engine's turn
   std::atomic<bool> stopping_{false};
   Wakeup wakeup_;
   std::thread thread_;
