@@ -9,7 +9,7 @@ set -euo pipefail
 
 build_packages=(
   build-essential ca-certificates cmake git ninja-build pkg-config protobuf-compiler protobuf-compiler-grpc
-  libabsl-dev libcli11-dev libdnnl-dev libgmock-dev libgrpc++-dev libgtest-dev libpng-dev libprotobuf-dev
+  libabsl-dev libcli11-dev libdnnl-dev libgmock-dev libgrpc++-dev libgtest-dev libjpeg-dev libpng-dev libprotobuf-dev
   libspdlog-dev libssl-dev libturbojpeg0-dev libxxhash-dev libyaml-cpp-dev nlohmann-json3-dev openssl
   prometheus-cpp-dev python3 python3-venv
 )

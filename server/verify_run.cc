@@ -112,7 +112,8 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
       builder.AddText(segment.tokens);
       continue;
     }
-    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(segment.camera, input.image));
+    PixelRows rows(input.image);
+    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(segment.camera, rows));
     auto content = std::make_shared<Content>();
     content->width = frame.width;
     content->height = frame.height;

@@ -1,8 +1,8 @@
 #pragma once
 // Turn: whoever holds it may touch what it guards; nobody ever waits for it. A thread that comes
-// while it is held leaves a mark, and the holder learns of that when it gives the turn back: it then
-// sees to it that what the other one left behind is looked at. So work that is put somewhere before
-// TryTake is never forgotten, whoever wins.
+// while it is held leaves a mark, and the holder learns of that when it gives the turn back: it
+// then sees to it that what the other one left behind is looked at. So work that is put somewhere
+// before TryTake is never forgotten, whoever wins.
 #include <atomic>
 #include <cstdint>
 

@@ -29,8 +29,8 @@ constexpr int kFailuresUntilLost = 3;
 constexpr int kLooksUntilStuck = 4;
 // Cache gauges follow the cache at most this much later.
 constexpr Micros kStatsInterval{100'000};
-// While other threads take turns the engine thread looks at its timers this often, so that a request
-// whose deadline is no nearer has nobody to wake.
+// While other threads take turns the engine thread looks at its timers this often, so that a
+// request whose deadline is no nearer has nobody to wake.
 constexpr Micros kTimerTick{20'000};
 
 absl::Status Draining() {
@@ -251,16 +251,15 @@ absl::Status Engine::Impl::Start() {
   workers_.resize(backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
-    ASSIGN_OR_RETURN(workers_[i].worker,
-                     Worker::Start(*backends_[i], on_worker[i], clock_,
-                                   [this, id](StepResult result, bool more) {
-                                     StepMessage message{id, std::move(result)};
-                                     if (more) {
-                                       Put(std::move(message));
-                                     } else {
-                                       PutAndRun(std::move(message), id);
-                                     }
-                                   }));
+    ASSIGN_OR_RETURN(workers_[i].worker, Worker::Start(*backends_[i], on_worker[i], clock_,
+                                                       [this, id](StepResult result, bool more) {
+                                                         StepMessage message{id, std::move(result)};
+                                                         if (more) {
+                                                           Put(std::move(message));
+                                                         } else {
+                                                           PutAndRun(std::move(message), id);
+                                                         }
+                                                       }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }

@@ -36,10 +36,11 @@ class Worker {
                                                        const Clock& clock, OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
 
-  // By the holder of the engine's turn. At most two steps may be unfinished. The plan is borrowed: it lives until
-  // OnDone, Revoke or destruction.
+  // By the holder of the engine's turn. At most two steps may be unfinished. The plan is borrowed:
+  // it lives until OnDone, Revoke or destruction.
   void Submit(const StepPlan* plan);
-  // By the holder of the engine's turn. True when the step submitted last had not started: it never will.
+  // By the holder of the engine's turn. True when the step submitted last had not started: it never
+  // will.
   bool Revoke();
 
  private:

@@ -1,12 +1,15 @@
 #include "model/image_decode.h"
 
 #include <png.h>
-#include <turbojpeg.h>
+// jpeglib.h needs FILE and size_t before it.
+#include <cstdio>
+
+#include <jerror.h>
+#include <jpeglib.h>
 
 #include <algorithm>
 #include <array>
 #include <csetjmp>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -183,40 +186,135 @@ bool IsPng(std::span<const uint8_t> bytes) {
          std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin());
 }
 
+// Rows of a picture that had to be made as a whole.
+class WholeRows final : public ImageRows {
+ public:
+  explicit WholeRows(Rgb8Image image)
+      : ImageRows(image.width, image.height), image_(std::move(image)), rows_(image_) {}
+  absl::StatusOr<const uint8_t*> Next() override { return rows_.Next(); }
+
+ private:
+  const Rgb8Image image_;
+  PixelRows rows_;
+};
+
+absl::StatusOr<std::unique_ptr<ImageRows>> Oriented(std::unique_ptr<ImageRows> rows,
+                                                    int orientation) {
+  if (orientation == 1) return rows;
+  ASSIGN_OR_RETURN(Rgb8Image image, ReadImage(*rows));
+  return std::make_unique<WholeRows>(Orient(std::move(image), orientation));
+}
+
 // ---------------------------------------------------------------------------------------- JPEG
 
-struct DestroyJpegHandle {
-  void operator()(void* handle) const { tjDestroy(handle); }
-};
-using JpegHandle = std::unique_ptr<void, DestroyJpegHandle>;
+// A progressive JPEG of few bytes can make the decoder walk a large picture for ever.
+constexpr int kMaxJpegScans = 500;
 
-absl::StatusOr<Rgb8Image> DecodeJpeg(std::span<const uint8_t> bytes, const ImageLimits& limits) {
-  const JpegHandle handle(tjInitDecompress());
-  if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a JPEG decoder");
-  int width = 0;
-  int height = 0;
-  int subsampling = 0;
-  int colorspace = 0;
-  const auto size = static_cast<unsigned long>(bytes.size());
-  if (tjDecompressHeader3(handle.get(), bytes.data(), size, &width, &height, &subsampling,
-                          &colorspace) != 0) {
-    return InvalidField(kField, StrCat("JPEG: ", tjGetErrorStr2(handle.get())));
+// libjpeg's state with its errors as return values. libjpeg leaves the functions that can fail by
+// longjmp: nothing in them has a destructor.
+class JpegDecoder {
+ public:
+  JpegDecoder() {
+    info_.err = jpeg_std_error(&errors_.base);
+    errors_.base.error_exit = Fail;
+    errors_.base.emit_message = OnMessage;
+    info_.progress = &progress_;
+    progress_.progress_monitor = OnProgress;
   }
-  if (width < 1 || height < 1) return InvalidField(kField, "JPEG: empty");
-  if (colorspace == TJCS_CMYK || colorspace == TJCS_YCCK) {
+  ~JpegDecoder() { jpeg_destroy_decompress(&info_); }
+  JpegDecoder(const JpegDecoder&) = delete;
+  JpegDecoder& operator=(const JpegDecoder&) = delete;
+
+  uint32_t width() const { return info_.image_width; }
+  uint32_t height() const { return info_.image_height; }
+  J_COLOR_SPACE color_space() const { return info_.jpeg_color_space; }
+  const char* error() const { return errors_.message.data(); }
+
+  bool ReadHeader(std::span<const uint8_t> bytes) {
+    if (setjmp(errors_.jump) != 0) return false;  // NOLINT(cert-err52-cpp)
+    jpeg_create_decompress(&info_);
+    // Creation clears what it does not know of.
+    info_.progress = &progress_;
+    jpeg_mem_src(&info_, bytes.data(), static_cast<unsigned long>(bytes.size()));
+    return jpeg_read_header(&info_, TRUE) == JPEG_HEADER_OK;
+  }
+  bool Start() {
+    if (setjmp(errors_.jump) != 0) return false;  // NOLINT(cert-err52-cpp)
+    info_.out_color_space = JCS_RGB;
+    info_.dct_method = JDCT_ISLOW;
+    return jpeg_start_decompress(&info_) == TRUE;
+  }
+  bool ReadRow(uint8_t* out) {
+    if (setjmp(errors_.jump) != 0) return false;  // NOLINT(cert-err52-cpp)
+    return jpeg_read_scanlines(&info_, &out, 1) == 1;
+  }
+  bool Finish() {
+    if (setjmp(errors_.jump) != 0) return false;  // NOLINT(cert-err52-cpp)
+    return jpeg_finish_decompress(&info_) == TRUE;
+  }
+
+ private:
+  struct Errors {
+    jpeg_error_mgr base{};  // first: libjpeg hands it back
+    std::jmp_buf jump{};
+    std::array<char, JMSG_LENGTH_MAX> message{};
+  };
+  [[noreturn]] static void Fail(j_common_ptr info) {
+    auto* errors = reinterpret_cast<Errors*>(info->err);
+    info->err->format_message(info, errors->message.data());
+    std::longjmp(errors->jump, 1);  // NOLINT(cert-err52-cpp)
+  }
+  // Any warning is an error: the rows would be made up.
+  static void OnMessage(j_common_ptr info, int level) {
+    if (level < 0) Fail(info);
+  }
+  static void OnProgress(j_common_ptr info) {
+    if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMaxJpegScans) return;
+    auto* errors = reinterpret_cast<Errors*>(info->err);
+    std::snprintf(errors->message.data(), errors->message.size(), "more than %d scans",
+                  kMaxJpegScans);
+    std::longjmp(errors->jump, 1);  // NOLINT(cert-err52-cpp)
+  }
+
+  jpeg_decompress_struct info_{};
+  jpeg_progress_mgr progress_{};
+  Errors errors_;
+};
+
+class JpegRows final : public ImageRows {
+ public:
+  explicit JpegRows(std::unique_ptr<JpegDecoder> decoder)
+      : ImageRows(decoder->width(), decoder->height()),
+        decoder_(std::move(decoder)),
+        memory_(size_t{width()} * 3 + kSlack + kAlign) {
+    // libjpeg-turbo writes aligned rows past the caches, where a reader has to wait for them.
+    row_ = memory_.data();
+    if (reinterpret_cast<uintptr_t>(row_) % kAlign == 0) ++row_;
+  }
+  absl::StatusOr<const uint8_t*> Next() override {
+    if (!decoder_->ReadRow(row_)) return Failed();
+    return row_;
+  }
+  absl::Status Finish() override { return decoder_->Finish() ? absl::OkStatus() : Failed(); }
+
+ private:
+  static constexpr size_t kAlign = 16;
+  absl::Status Failed() const { return InvalidField(kField, StrCat("JPEG: ", decoder_->error())); }
+  const std::unique_ptr<JpegDecoder> decoder_;
+  Pixels memory_;
+  uint8_t* row_;
+};
+
+absl::StatusOr<std::unique_ptr<ImageRows>> OpenJpeg(std::span<const uint8_t> bytes,
+                                                    const ImageLimits& limits) {
+  auto decoder = std::make_unique<JpegDecoder>();
+  if (!decoder->ReadHeader(bytes)) return InvalidField(kField, StrCat("JPEG: ", decoder->error()));
+  if (decoder->color_space() == JCS_CMYK || decoder->color_space() == JCS_YCCK) {
     return InvalidField(kField, "JPEG: CMYK and YCCK are not supported, send RGB or gray");
   }
-  RETURN_IF_ERROR(CheckSize(static_cast<uint64_t>(width), static_cast<uint64_t>(height), limits,
-                            kField, kField));
-  Rgb8Image image;
-  image.width = static_cast<uint32_t>(width);
-  image.height = static_cast<uint32_t>(height);
-  image.rgb.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
-  if (tjDecompress2(handle.get(), bytes.data(), size, image.rgb.data(), width, /*pitch=*/0, height,
-                    TJPF_RGB, TJFLAG_ACCURATEDCT | TJFLAG_STOPONWARNING | TJFLAG_LIMITSCANS) != 0) {
-    return InvalidField(kField, StrCat("JPEG: ", tjGetErrorStr2(handle.get())));
-  }
-  return Orient(std::move(image), OrientationOfJpeg(bytes));
+  RETURN_IF_ERROR(CheckSize(decoder->width(), decoder->height(), limits, kField, kField));
+  if (!decoder->Start()) return InvalidField(kField, StrCat("JPEG: ", decoder->error()));
+  return Oriented(std::make_unique<JpegRows>(std::move(decoder)), OrientationOfJpeg(bytes));
 }
 
 // ----------------------------------------------------------------------------------------- PNG
@@ -260,8 +358,9 @@ class PngDecoder {
   size_t row_bytes() const { return png_get_rowbytes(png_, info_); }
   int channels() const { return png_get_channels(png_, info_); }
   int bit_depth() const { return png_get_bit_depth(png_, info_); }
+  bool interlaced() const { return png_get_interlace_type(png_, info_) != PNG_INTERLACE_NONE; }
 
-  // libpng leaves these two functions by longjmp on an error: nothing in them has a destructor.
+  // libpng leaves these functions by longjmp on an error: nothing in them has a destructor.
   // Afterwards rows are RGB or RGBA of 8 or (big-endian) 16 bits.
   bool ReadHeader(const ImageLimits& limits) {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
@@ -280,9 +379,19 @@ class PngDecoder {
     png_read_update_info(png_, info_);
     return true;
   }
-  bool ReadPixels(png_bytepp rows) {
+  // Of an interlaced picture: all rows at once.
+  bool ReadRows(png_bytepp rows) {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
     png_read_image(png_, rows);
+    return true;
+  }
+  bool ReadRow(png_bytep row) {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
+    png_read_row(png_, row, nullptr);
+    return true;
+  }
+  bool ReadEnd() {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;  // NOLINT(cert-err52-cpp)
     png_read_end(png_, nullptr);
     return true;
   }
@@ -330,56 +439,116 @@ bool IsAnimatedPng(std::span<const uint8_t> bytes) {
   return false;
 }
 
-absl::StatusOr<Rgb8Image> DecodePng(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+// Rows come one by one, or out of the whole picture when that is interlaced.
+class PngRows final : public ImageRows {
+ public:
+  PngRows(uint32_t width, uint32_t height, std::unique_ptr<PngDecoder> decoder)
+      : ImageRows(width, height),
+        decoder_(std::move(decoder)),
+        raw_bytes_(decoder_->row_bytes()),
+        row_(size_t{width} * 3 + kSlack) {}
+  absl::StatusOr<const uint8_t*> Next() override {
+    if (raw_.empty() && !Prepare()) return Failed();
+    const uint8_t* raw = raw_.data();
+    if (!decoder_->interlaced()) {
+      if (!decoder_->ReadRow(raw_.data())) return Failed();
+    } else {
+      raw += next_++ * raw_bytes_;
+    }
+    ConvertRow(raw, decoder_->channels(), decoder_->bit_depth(), width(), row_.data());
+    return row_.data();
+  }
+  absl::Status Finish() override { return decoder_->ReadEnd() ? absl::OkStatus() : Failed(); }
+
+ private:
+  bool Prepare() {
+    if (!decoder_->interlaced()) {
+      raw_.resize(raw_bytes_);
+      return true;
+    }
+    raw_.resize(raw_bytes_ * height());
+    std::vector<png_bytep> rows(height());
+    for (size_t y = 0; y < rows.size(); ++y) rows[y] = raw_.data() + y * raw_bytes_;
+    return decoder_->ReadRows(rows.data());
+  }
+  absl::Status Failed() const { return InvalidField(kField, StrCat("PNG: ", decoder_->error())); }
+
+  const std::unique_ptr<PngDecoder> decoder_;
+  const size_t raw_bytes_;  // of a row as libpng gives it
+  Pixels raw_;              // one such row, or all
+  size_t next_ = 0;
+  Pixels row_;
+};
+
+absl::StatusOr<std::unique_ptr<ImageRows>> OpenPng(std::span<const uint8_t> bytes,
+                                                   const ImageLimits& limits) {
   // Signature, chunk length and type, then width and height: checked before libpng sees a byte.
   if (bytes.size() < 24 || std::memcmp(bytes.data() + 12, "IHDR", 4) != 0) {
     return InvalidField(kField, "PNG: truncated or without an IHDR chunk");
   }
-  Rgb8Image image;
-  image.width = ReadBig32(bytes.data() + 16);
-  image.height = ReadBig32(bytes.data() + 20);
-  RETURN_IF_ERROR(CheckSize(image.width, image.height, limits, kField, kField));
+  const uint32_t width = ReadBig32(bytes.data() + 16);
+  const uint32_t height = ReadBig32(bytes.data() + 20);
+  RETURN_IF_ERROR(CheckSize(width, height, limits, kField, kField));
 
   if (IsAnimatedPng(bytes)) return InvalidField(kField, "PNG: an animation, not a picture");
-  PngDecoder decoder(bytes);
-  if (!decoder.valid()) return absl::ResourceExhaustedError("no memory for a PNG decoder");
-  if (!decoder.ReadHeader(limits)) return InvalidField(kField, StrCat("PNG: ", decoder.error()));
-  const int channels = decoder.channels();
-  const int bit_depth = decoder.bit_depth();
-  const size_t row_bytes = decoder.row_bytes();
-  const size_t out_row_bytes = static_cast<size_t>(image.width) * 3;
+  auto decoder = std::make_unique<PngDecoder>(bytes);
+  if (!decoder->valid()) return absl::ResourceExhaustedError("no memory for a PNG decoder");
+  if (!decoder->ReadHeader(limits)) return InvalidField(kField, StrCat("PNG: ", decoder->error()));
+  const int channels = decoder->channels();
+  const int bit_depth = decoder->bit_depth();
   if ((channels != 3 && channels != 4) || (bit_depth != 8 && bit_depth != 16) ||
-      row_bytes !=
-          static_cast<size_t>(image.width) * static_cast<size_t>(channels * bit_depth / 8)) {
+      decoder->row_bytes() !=
+          static_cast<size_t>(width) * static_cast<size_t>(channels * bit_depth / 8)) {
     return InvalidField(kField, "PNG: unsupported pixel layout");
   }
-  image.rgb.resize(out_row_bytes * image.height);
-  const bool direct = row_bytes == out_row_bytes;
-  Pixels wide;
-  if (!direct) wide.resize(row_bytes * image.height);
-  std::vector<png_bytep> rows(image.height);
-  for (size_t y = 0; y < rows.size(); ++y) {
-    rows[y] = direct ? image.rgb.data() + y * out_row_bytes : wide.data() + y * row_bytes;
-  }
-  if (!decoder.ReadPixels(rows.data())) {
-    return InvalidField(kField, StrCat("PNG: ", decoder.error()));
-  }
-  for (size_t y = 0; !direct && y < rows.size(); ++y) {
-    ConvertRow(rows[y], channels, bit_depth, image.width, image.rgb.data() + y * out_row_bytes);
-  }
-  return Orient(std::move(image), OrientationOfPng(bytes));
+  return Oriented(std::make_unique<PngRows>(width, height, std::move(decoder)),
+                  OrientationOfPng(bytes));
 }
 
 }  // namespace
 
-absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+PixelRows::PixelRows(uint32_t width, uint32_t height, std::span<const uint8_t> rgb)
+    : ImageRows(width, height), left_(rgb) {}
+
+absl::StatusOr<const uint8_t*> PixelRows::Next() {
+  const size_t bytes = size_t{width()} * 3;
+  if (left_.size() < bytes) return InvalidField(kField, "fewer pixels than its size says");
+  const uint8_t* row = left_.data();
+  if (left_.size() < bytes + kSlack) {
+    last_.resize(bytes + kSlack);
+    std::memcpy(last_.data(), row, bytes);
+    row = last_.data();
+  }
+  left_ = left_.subspan(bytes);
+  return row;
+}
+
+absl::StatusOr<Rgb8Image> ReadImage(ImageRows& rows) {
+  Rgb8Image image{rows.width(), rows.height(), {}};
+  const size_t bytes = size_t{image.width} * 3;
+  image.rgb.resize(bytes * image.height);
+  for (size_t y = 0; y < image.height; ++y) {
+    ASSIGN_OR_RETURN(const uint8_t* row, rows.Next());
+    std::memcpy(image.rgb.data() + y * bytes, row, bytes);
+  }
+  RETURN_IF_ERROR(rows.Finish());
+  return image;
+}
+
+absl::StatusOr<std::unique_ptr<ImageRows>> OpenImage(std::span<const uint8_t> bytes,
+                                                     const ImageLimits& limits) {
   if (bytes.size() > limits.max_bytes) {
     return InvalidField(kField,
                         StrCat(bytes.size(), " bytes, more than the limit of ", limits.max_bytes));
   }
-  if (IsJpeg(bytes)) return DecodeJpeg(bytes, limits);
-  if (IsPng(bytes)) return DecodePng(bytes, limits);
+  if (IsJpeg(bytes)) return OpenJpeg(bytes, limits);
+  if (IsPng(bytes)) return OpenPng(bytes, limits);
   return InvalidField(kField, bytes.empty() ? "empty" : "neither a JPEG nor a PNG image");
+}
+
+absl::StatusOr<Rgb8Image> DecodeImage(std::span<const uint8_t> bytes, const ImageLimits& limits) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows, OpenImage(bytes, limits));
+  return ReadImage(*rows);
 }
 
 std::optional<uint64_t> PixelsInHeader(std::span<const uint8_t> bytes) {
@@ -388,18 +557,9 @@ std::optional<uint64_t> PixelsInHeader(std::span<const uint8_t> bytes) {
     return uint64_t{ReadBig32(bytes.data() + 16)} * ReadBig32(bytes.data() + 20);
   }
   if (!IsJpeg(bytes)) return std::nullopt;
-  const JpegHandle handle(tjInitDecompress());
-  int width = 0;
-  int height = 0;
-  int subsampling = 0;
-  int colorspace = 0;
-  if (handle == nullptr ||
-      tjDecompressHeader3(handle.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
-                          &width, &height, &subsampling, &colorspace) != 0 ||
-      width < 1 || height < 1) {
-    return std::nullopt;
-  }
-  return static_cast<uint64_t>(width) * static_cast<uint64_t>(height);
+  JpegDecoder decoder;
+  if (!decoder.ReadHeader(bytes)) return std::nullopt;
+  return uint64_t{decoder.width()} * decoder.height();
 }
 
 absl::Status CheckRawRgb8(int64_t width, int64_t height, size_t bytes, const ImageLimits& limits) {

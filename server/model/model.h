@@ -116,8 +116,9 @@ class Model {
   virtual absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
   virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;
-  // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec.
-  virtual absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, const Rgb8Image& image) const = 0;
+  // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec. Takes all
+  // rows.
+  virtual absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const = 0;
   virtual bool IsActionToken(int32_t id) const = 0;
   // `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL with
   // kInvalidActionToken; kClamp -> the reference's clamping.

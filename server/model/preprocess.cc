@@ -247,14 +247,14 @@ absl::StatusOr<Preprocessor> Preprocessor::FromJson(const Json& config, std::str
   return result;
 }
 
-absl::StatusOr<Rgb8Image> Preprocessor::Apply(const Rgb8Image& image) const {
-  if (image.width == 0 || image.height == 0) return InvalidField("image", "empty");
+absl::StatusOr<Rgb8Image> Preprocessor::Apply(ImageRows& rows) const {
+  if (rows.width() == 0 || rows.height() == 0) return InvalidField("image", "empty");
   ResizeSpec spec;
   spec.filter = filter_;
   spec.window_width = width_;
   spec.window_height = height_;
-  int64_t width = image.width;
-  int64_t height = image.height;
+  int64_t width = rows.width();
+  int64_t height = rows.height();
   if (letterbox_) {
     const int64_t side = std::max(width, height);
     spec.fill = fill_;
@@ -276,7 +276,7 @@ absl::StatusOr<Rgb8Image> Preprocessor::Apply(const Rgb8Image& image) const {
   }
   spec.window_x = RoundHalf(spec.width - width_);
   spec.window_y = RoundHalf(spec.height - height_);
-  return ResizeWindow(image, spec);
+  return ResizeWindow(rows, spec);
 }
 
 }  // namespace saccade

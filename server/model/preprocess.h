@@ -46,8 +46,8 @@ class Preprocessor {
   // In channel order of the model's input: for a fused backbone DINOv2, then SigLIP.
   const std::vector<TowerNormalization>& towers() const { return towers_; }
 
-  // Any image of at least 1 x 1 pixel to width() x height(). Thread-safe.
-  absl::StatusOr<Rgb8Image> Apply(const Rgb8Image& image) const;
+  // Any image of at least 1 x 1 pixel to width() x height(). Takes all rows. Thread-safe.
+  absl::StatusOr<Rgb8Image> Apply(ImageRows& rows) const;
 
  private:
   Preprocessor() = default;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SSE4_1__)
-#include <smmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 #include "base/strings.h"
@@ -65,9 +65,10 @@ FilterKernel KernelOf(ResizeFilter filter) {
 // Which input samples make an output sample, and with which weights: Pillow's precompute_coeffs and
 // normalize_coeffs_8bpc for the output samples [first, first + count).
 struct Taps {
-  int stride = 0;              // coefficients per output sample, a multiple of 4, padded with zeros
-  std::vector<int64_t> begin;  // [count] first input sample
-  std::vector<int> size;       // [count] input samples, >= 1
+  int stride = 0;  // coefficients per output sample, a multiple of 4, padded with zeros
+  std::vector<int64_t>
+      begin;              // [count] first input sample; begin + stride is at most 3 behind the end
+  std::vector<int> size;  // [count] input samples from there that count, >= 1
   std::vector<int32_t> coefficients;  // [count, stride]
 };
 
@@ -98,15 +99,17 @@ Taps MakeTaps(int64_t in_size, int64_t out_size, int64_t first, int64_t count,
       weights[static_cast<size_t>(x)] = w;
       sum += w;
     }
-    int32_t* out = taps.coefficients.data() + i * taps.stride;
+    const int64_t first_tap = std::min(begin, std::max<int64_t>(in_size - taps.stride, 0));
+    const auto zeros = static_cast<int>(begin - first_tap);
+    int32_t* out = taps.coefficients.data() + i * taps.stride + zeros;
     for (int x = 0; x < size; ++x) {
       double w = weights[static_cast<size_t>(x)];
       if (sum != 0.0) w /= sum;
       w *= 1 << kPrecisionBits;
       out[x] = static_cast<int32_t>(w < 0 ? -0.5 + w : 0.5 + w);
     }
-    taps.begin[static_cast<size_t>(i)] = begin;
-    taps.size[static_cast<size_t>(i)] = size;
+    taps.begin[static_cast<size_t>(i)] = first_tap;
+    taps.size[static_cast<size_t>(i)] = zeros + size;
   }
   return taps;
 }
@@ -139,7 +142,7 @@ void VerticalScalar(const uint8_t* const* rows, const int32_t* coefficients, int
   }
 }
 
-#if defined(__SSE4_1__)
+#if defined(__x86_64__)
 
 // Two neighbouring coefficients as the 16-bit pairs that pmaddwd takes.
 struct SplitPair {
@@ -164,8 +167,9 @@ std::vector<SplitPair> SplitAll(const Taps& taps) {
   return pairs;
 }
 
-// Reads whole groups of 4 taps, 16 bytes each: up to 3 taps and 4 bytes beyond the last tap, which
-// must be readable.
+// Takes all taps of the stride, zeros too: a count that differs from sample to sample is a branch
+// that nobody predicts once a decoder runs in between. Reads up to 3 pixels and 4 bytes beyond a
+// row.
 void HorizontalSse(const uint8_t* in, const Taps& taps, const SplitPair* pairs, uint8_t* out) {
   const size_t count = taps.begin.size();
   const int pairs_per_sample = taps.stride / 2;
@@ -178,7 +182,7 @@ void HorizontalSse(const uint8_t* in, const Taps& taps, const SplitPair* pairs, 
     const SplitPair* k = pairs + i * static_cast<size_t>(pairs_per_sample);
     __m128i high = _mm_setzero_si128();
     __m128i low = half;
-    for (int x = 0; x < taps.size[i]; x += 4, p += 12, k += 2) {
+    for (int x = 0; x < taps.stride; x += 4, p += 12, k += 2) {
       const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
       const __m128i p01 = _mm_shuffle_epi8(pixels, first);
       const __m128i p23 = _mm_shuffle_epi8(pixels, second);
@@ -231,20 +235,99 @@ void VerticalSse(const uint8_t* const* rows, const int32_t* coefficients, const 
   VerticalScalar(rows, coefficients, size, bytes, x, out);
 }
 
-#endif  // __SSE4_1__
+// The same with two samples at a time.
+__attribute__((target("avx2"))) void HorizontalAvx2(const uint8_t* in, const Taps& taps,
+                                                    const SplitPair* pairs, uint8_t* out) {
+  const size_t count = taps.begin.size();
+  const auto pairs_per_sample = static_cast<size_t>(taps.stride / 2);
+  const __m256i first = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
+                                         0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+  const __m256i second =
+      _mm256_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1, 6, -1, 9, -1, 7,
+                       -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
+  const __m256i half = _mm256_set1_epi32(kHalf);
+  for (size_t i = 0; i < count; i += 2) {
+    const size_t j = std::min(i + 1, count - 1);
+    const uint8_t* p = in + taps.begin[i] * 3;
+    const uint8_t* q = in + taps.begin[j] * 3;
+    const SplitPair* k = pairs + i * pairs_per_sample;
+    const SplitPair* l = pairs + j * pairs_per_sample;
+    __m256i high = _mm256_setzero_si256();
+    __m256i low = half;
+    for (int x = 0; x < taps.stride; x += 4, p += 12, q += 12, k += 2, l += 2) {
+      const __m256i pixels = _mm256_inserti128_si256(
+          _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(q)), 1);
+      const __m256i weights = _mm256_inserti128_si256(
+          _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(k))),
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(l)), 1);
+      const __m256i p01 = _mm256_shuffle_epi8(pixels, first);
+      const __m256i p23 = _mm256_shuffle_epi8(pixels, second);
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(p01, _mm256_shuffle_epi32(weights, 0x00)));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(p01, _mm256_shuffle_epi32(weights, 0x55)));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(p23, _mm256_shuffle_epi32(weights, 0xAA)));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(p23, _mm256_shuffle_epi32(weights, 0xFF)));
+    }
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(high, kLowBits), low);
+    sum = _mm256_srai_epi32(sum, kPrecisionBits);
+    sum = _mm256_packus_epi16(_mm256_packs_epi32(sum, sum), sum);
+    const int32_t rgb = _mm256_extract_epi32(sum, 0);
+    const int32_t next = _mm256_extract_epi32(sum, 4);
+    std::memcpy(out + i * 3, &rgb, 4);
+    std::memcpy(out + j * 3, &next, 4);
+  }
+}
+
+__attribute__((target("avx2"))) void VerticalAvx2(const uint8_t* const* rows,
+                                                  const int32_t* coefficients,
+                                                  const SplitPair* pairs, int size, size_t bytes,
+                                                  uint8_t* out) {
+  const __m256i zero = _mm256_setzero_si256();
+  const __m256i half = _mm256_set1_epi32(kHalf);
+  size_t x = 0;
+  for (; x + 32 <= bytes; x += 32) {
+    __m256i high[4] = {zero, zero, zero, zero};
+    __m256i low[4] = {half, half, half, half};
+    for (int y = 0; y < size; y += 2) {
+      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[y] + x));
+      const __m256i b = y + 1 < size
+                            ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[y + 1] + x))
+                            : zero;
+      const __m256i k_high = _mm256_set1_epi32(pairs[y / 2].high);
+      const __m256i k_low = _mm256_set1_epi32(pairs[y / 2].low);
+      // Inside each half of 16 bytes: unpacking here and packing at the end cancel out.
+      const __m256i ab0 = _mm256_unpacklo_epi8(a, b);
+      const __m256i ab1 = _mm256_unpackhi_epi8(a, b);
+      const __m256i quarter[4] = {_mm256_unpacklo_epi8(ab0, zero), _mm256_unpackhi_epi8(ab0, zero),
+                                  _mm256_unpacklo_epi8(ab1, zero), _mm256_unpackhi_epi8(ab1, zero)};
+      for (int q = 0; q < 4; ++q) {
+        high[q] = _mm256_add_epi32(high[q], _mm256_madd_epi16(quarter[q], k_high));
+        low[q] = _mm256_add_epi32(low[q], _mm256_madd_epi16(quarter[q], k_low));
+      }
+    }
+    __m256i sum[4];
+    for (int q = 0; q < 4; ++q) {
+      sum[q] = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(high[q], kLowBits), low[q]),
+                                 kPrecisionBits);
+    }
+    const __m256i packed =
+        _mm256_packus_epi16(_mm256_packs_epi32(sum[0], sum[1]), _mm256_packs_epi32(sum[2], sum[3]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + x), packed);
+  }
+  VerticalScalar(rows, coefficients, size, bytes, x, out);
+}
+
+#endif  // __x86_64__
 
 // Bytes that a SIMD pass may read past the last pixel of a row: 3 taps of padding and 4 bytes.
 constexpr size_t kRowSlack = 16;
+static_assert(kRowSlack <= ImageRows::kSlack);
 
-absl::Status CheckSpec(const Rgb8Image& image, const ResizeSpec& spec) {
+absl::Status CheckSpec(const ImageRows& image, const ResizeSpec& spec) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  if (image.width == 0 || image.height == 0 ||
-      image.rgb.size() != static_cast<uint64_t>(image.width) * image.height * 3) {
-    return InvalidField("image", StrCat(image.width, " x ", image.height, " pixels in ",
-                                        image.rgb.size(), " bytes is not an RGB8 image"));
-  }
-  if (static_cast<int64_t>(image.width) + 2 * static_cast<int64_t>(spec.pad_x) > kMax ||
-      static_cast<int64_t>(image.height) + 2 * static_cast<int64_t>(spec.pad_y) > kMax) {
+  if (image.width() == 0 || image.height() == 0) return InvalidField("image", "empty");
+  if (static_cast<int64_t>(image.width()) + 2 * static_cast<int64_t>(spec.pad_x) > kMax ||
+      static_cast<int64_t>(image.height()) + 2 * static_cast<int64_t>(spec.pad_y) > kMax) {
     return InvalidField("image", "too large to be padded");
   }
   if (spec.width < 1 || spec.height < 1 || spec.width > kMax || spec.height > kMax) {
@@ -264,144 +347,175 @@ absl::Status CheckSpec(const Rgb8Image& image, const ResizeSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Rgb8Image> Resample(const Rgb8Image& image, const ResizeSpec& spec, bool simd) {
+// The first pass: rows of the padded image, cut to the window and resampled horizontally. Keeps the
+// last `keep` of them.
+class WideRows {
+ public:
+  WideRows(ImageRows& image, const ResizeSpec& spec, size_t keep, ResizeKernels kernels)
+      : image_(image),
+        spec_(spec),
+        kernels_(kernels),
+        row_bytes_(static_cast<size_t>(spec.window_width) * 3),
+        stride_(row_bytes_ + kRowSlack),
+        kept_(keep * stride_),
+        rows_(keep) {
+    const int64_t in_width =
+        static_cast<int64_t>(image.width()) + 2 * static_cast<int64_t>(spec.pad_x);
+    horizontal_ = spec.width != in_width;
+    if (horizontal_) {
+      taps_ =
+          MakeTaps(in_width, spec.width, spec.window_x, spec.window_width, KernelOf(spec.filter));
+#if defined(__x86_64__)
+      if (kernels_ != ResizeKernels::kScalar) pairs_ = SplitAll(taps_);
+#endif
+    }
+    if (spec.pad_x > 0 || spec.pad_y > 0) {
+      padded_.resize(static_cast<size_t>(in_width) * 3 + kRowSlack);
+      Fill(padded_.data(), static_cast<size_t>(in_width));
+    }
+    if (spec.pad_y > 0) {
+      fill_row_.resize(stride_);
+      Pass(padded_.data(), fill_row_.data());
+    }
+  }
+
+  // Makes rows until `end` is the next one; of those before `begin` nothing is kept.
+  absl::Status Advance(int64_t begin, int64_t end) {
+    for (; next_ < end; ++next_) {
+      const int64_t y = next_ - static_cast<int64_t>(spec_.pad_y);
+      uint8_t* slot = kept_.data() + Slot(next_) * stride_;
+      rows_[Slot(next_)] = slot;
+      if (y < 0 || y >= static_cast<int64_t>(image_.height())) {
+        rows_[Slot(next_)] = fill_row_.data();
+        continue;
+      }
+      ASSIGN_OR_RETURN(const uint8_t* source, image_.Next());
+      ++taken_;
+      if (next_ < begin) continue;
+      if (spec_.pad_x > 0) {
+        std::memcpy(padded_.data() + static_cast<size_t>(spec_.pad_x) * 3, source,
+                    static_cast<size_t>(image_.width()) * 3);
+        source = padded_.data();
+      }
+      Pass(source, slot);
+    }
+    return absl::OkStatus();
+  }
+  const uint8_t* Row(int64_t y) const { return rows_[Slot(y)]; }
+
+  // The rows that the window does not need.
+  absl::Status Finish() {
+    for (; taken_ < image_.height(); ++taken_) RETURN_IF_ERROR(image_.Next().status());
+    return image_.Finish();
+  }
+
+ private:
+  size_t Slot(int64_t y) const { return static_cast<size_t>(y) % rows_.size(); }
+  void Fill(uint8_t* out, size_t pixels) const {
+    for (size_t x = 0; x < pixels; ++x) std::memcpy(out + x * 3, spec_.fill.data(), 3);
+  }
+  void Pass(const uint8_t* in, uint8_t* out) const {
+    if (!horizontal_) {
+      std::memcpy(out, in + spec_.window_x * 3, row_bytes_);
+      return;
+    }
+#if defined(__x86_64__)
+    if (kernels_ == ResizeKernels::kAvx2) return HorizontalAvx2(in, taps_, pairs_.data(), out);
+    if (kernels_ == ResizeKernels::kSse41) return HorizontalSse(in, taps_, pairs_.data(), out);
+#endif
+    HorizontalScalar(in, taps_, out);
+  }
+
+  ImageRows& image_;
+  const ResizeSpec& spec_;
+  const ResizeKernels kernels_;
+  const size_t row_bytes_;
+  const size_t stride_;  // of a kept row; SIMD writes a byte beyond its end
+  bool horizontal_ = false;
+  Taps taps_;
+#if defined(__x86_64__)
+  std::vector<SplitPair> pairs_;
+#endif
+  Pixels padded_;    // one input row between its borders
+  Pixels fill_row_;  // a row of the border
+  Pixels kept_;
+  std::vector<const uint8_t*> rows_;  // where row y is, at y % keep
+  int64_t next_ = 0;                  // of the padded image
+  uint32_t taken_ = 0;                // of the input
+};
+
+absl::StatusOr<Rgb8Image> Resample(ImageRows& image, const ResizeSpec& spec,
+                                   ResizeKernels kernels) {
   RETURN_IF_ERROR(CheckSpec(image, spec));
-  const int64_t in_width = static_cast<int64_t>(image.width) + 2 * static_cast<int64_t>(spec.pad_x);
   const int64_t in_height =
-      static_cast<int64_t>(image.height) + 2 * static_cast<int64_t>(spec.pad_y);
-  const FilterKernel kernel = KernelOf(spec.filter);
-  const bool horizontal = spec.width != in_width;
+      static_cast<int64_t>(image.height()) + 2 * static_cast<int64_t>(spec.pad_y);
   const bool vertical = spec.height != in_height;
-
   const size_t row_bytes = static_cast<size_t>(spec.window_width) * 3;
-  Taps across;
-  if (horizontal) {
-    across = MakeTaps(in_width, spec.width, spec.window_x, spec.window_width, kernel);
-  }
   Taps down;
-  // Input rows that the window needs, in the padded image.
-  int64_t first_row = spec.window_y;
-  int64_t last_row = spec.window_y + spec.window_height;
+  int keep = 1;
   if (vertical) {
-    down = MakeTaps(in_height, spec.height, spec.window_y, spec.window_height, kernel);
-    first_row = down.begin.front();
-    last_row = down.begin.back() + down.size.back();
+    down =
+        MakeTaps(in_height, spec.height, spec.window_y, spec.window_height, KernelOf(spec.filter));
+    keep = *std::max_element(down.size.begin(), down.size.end());
   }
-
-#if defined(__SSE4_1__)
-  std::vector<SplitPair> across_pairs;
-  std::vector<SplitPair> down_pairs;
-  if (simd) {
-    across_pairs = SplitAll(across);
-    down_pairs = SplitAll(down);
-  }
-#else
-  (void)simd;
+#if defined(__x86_64__)
+  const std::vector<SplitPair> pairs =
+      kernels == ResizeKernels::kScalar ? std::vector<SplitPair>() : SplitAll(down);
 #endif
 
-  // First pass.
-  const auto rows = static_cast<size_t>(last_row - first_row);
-  const size_t in_row_bytes = static_cast<size_t>(image.width) * 3;
-  Pixels fill_row;
-  Pixels padded;  // one input row with its borders and slack behind
-  Pixels pass;    // [rows, window_width, 3] and slack behind
-  std::vector<const uint8_t*> row_pointers(rows);
-  const auto fill = [&spec](uint8_t* out, size_t pixels) {
-    for (size_t x = 0; x < pixels; ++x) std::memcpy(out + x * 3, spec.fill.data(), 3);
-  };
-  if (spec.pad_y > 0) {
-    fill_row.resize(static_cast<size_t>(horizontal ? in_width : spec.window_width) * 3);
-    fill(fill_row.data(), fill_row.size() / 3);
-    if (horizontal) {
-      Pixels resampled(row_bytes);
-      HorizontalScalar(fill_row.data(), across, resampled.data());
-      fill_row = std::move(resampled);
-    }
-  }
-  if (horizontal || spec.pad_x > 0) {
-    padded.resize(static_cast<size_t>(in_width) * 3 + kRowSlack);
-    fill(padded.data(), spec.pad_x);
-    fill(padded.data() + (static_cast<size_t>(spec.pad_x) + image.width) * 3, spec.pad_x);
-  }
-  if (horizontal) pass.resize(rows * row_bytes + kRowSlack);
-  for (size_t r = 0; r < rows; ++r) {
-    const int64_t y = first_row + static_cast<int64_t>(r) - static_cast<int64_t>(spec.pad_y);
-    if (y < 0 || y >= static_cast<int64_t>(image.height)) {
-      row_pointers[r] = fill_row.data();
-      continue;
-    }
-    const uint8_t* source = image.rgb.data() + static_cast<size_t>(y) * in_row_bytes;
-    const bool tail =
-        static_cast<size_t>(y) * in_row_bytes + in_row_bytes + kRowSlack > image.rgb.size();
-    if (!horizontal && spec.pad_x == 0) {
-      row_pointers[r] = source + spec.window_x * 3;
-      continue;
-    }
-    if (spec.pad_x > 0 || tail) {
-      std::memcpy(padded.data() + static_cast<size_t>(spec.pad_x) * 3, source, in_row_bytes);
-      source = padded.data();
-    }
-    if (!horizontal) {
-      // Padded but not resampled: keep the window of each row.
-      if (pass.empty()) pass.resize(rows * row_bytes + kRowSlack);
-      std::memcpy(pass.data() + r * row_bytes, source + spec.window_x * 3, row_bytes);
-      row_pointers[r] = pass.data() + r * row_bytes;
-      continue;
-    }
-    uint8_t* out = pass.data() + r * row_bytes;
-#if defined(__SSE4_1__)
-    if (simd) {
-      HorizontalSse(source, across, across_pairs.data(), out);
-    } else {
-      HorizontalScalar(source, across, out);
-    }
-#else
-    HorizontalScalar(source, across, out);
-#endif
-    row_pointers[r] = out;
-  }
-
+  WideRows wide(image, spec, static_cast<size_t>(keep), kernels);
+  std::vector<const uint8_t*> in(static_cast<size_t>(keep));
   Rgb8Image result;
   result.width = static_cast<uint32_t>(spec.window_width);
   result.height = static_cast<uint32_t>(spec.window_height);
   result.rgb.resize(static_cast<size_t>(spec.window_height) * row_bytes);
   for (size_t r = 0; r < result.height; ++r) {
     uint8_t* out = result.rgb.data() + r * row_bytes;
+    const int64_t begin = vertical ? down.begin[r] : spec.window_y + static_cast<int64_t>(r);
+    const int size = vertical ? down.size[r] : 1;
+    RETURN_IF_ERROR(wide.Advance(begin, begin + size));
     if (!vertical) {
-      std::memcpy(out, row_pointers[r], row_bytes);
+      std::memcpy(out, wide.Row(begin), row_bytes);
       continue;
     }
-    const uint8_t* const* in = row_pointers.data() + (down.begin[r] - first_row);
+    for (int y = 0; y < size; ++y) in[static_cast<size_t>(y)] = wide.Row(begin + y);
     const size_t k = r * static_cast<size_t>(down.stride);
-#if defined(__SSE4_1__)
-    if (simd) {
-      VerticalSse(in, down.coefficients.data() + k, down_pairs.data() + k / 2, down.size[r],
-                  row_bytes, out);
+#if defined(__x86_64__)
+    if (kernels != ResizeKernels::kScalar) {
+      const auto pass = kernels == ResizeKernels::kAvx2 ? VerticalAvx2 : VerticalSse;
+      pass(in.data(), down.coefficients.data() + k, pairs.data() + k / 2, size, row_bytes, out);
       continue;
     }
 #endif
-    VerticalScalar(in, down.coefficients.data() + k, down.size[r], row_bytes, 0, out);
+    VerticalScalar(in.data(), down.coefficients.data() + k, size, row_bytes, 0, out);
   }
+  RETURN_IF_ERROR(wide.Finish());
   return result;
 }
 
 }  // namespace
 
-absl::StatusOr<Rgb8Image> ResizeWindow(const Rgb8Image& image, const ResizeSpec& spec) {
-  return Resample(image, spec, /*simd=*/true);
+ResizeKernels BestResizeKernels() {
+#if defined(__x86_64__)
+  static const bool have_avx2 = __builtin_cpu_supports("avx2") > 0;
+  return have_avx2 ? ResizeKernels::kAvx2 : ResizeKernels::kSse41;  // which every build needs
+#else
+  return ResizeKernels::kScalar;
+#endif
 }
 
-absl::StatusOr<Rgb8Image> ResizeWindowScalar(const Rgb8Image& image, const ResizeSpec& spec) {
-  return Resample(image, spec, /*simd=*/false);
+absl::StatusOr<Rgb8Image> ResizeWindow(ImageRows& rows, const ResizeSpec& spec,
+                                       ResizeKernels kernels) {
+  return Resample(rows, spec, std::min(kernels, BestResizeKernels()));
 }
 
-absl::StatusOr<Rgb8Image> Resize(const Rgb8Image& image, uint32_t width, uint32_t height,
+absl::StatusOr<Rgb8Image> Resize(ImageRows& rows, uint32_t width, uint32_t height,
                                  ResizeFilter filter) {
   ResizeSpec spec;
   spec.filter = filter;
   spec.width = spec.window_width = width;
   spec.height = spec.window_height = height;
-  return ResizeWindow(image, spec);
+  return ResizeWindow(rows, spec);
 }
 
 }  // namespace saccade

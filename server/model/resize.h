@@ -1,8 +1,8 @@
 #pragma once
 // Pillow's resampling, bit for bit (Pillow <= 12: src/libImaging/Resample.c, 8 bits per channel):
 // separable, horizontal pass first, filter support widened when shrinking, coefficients quantised
-// to 22 bits, rounding to uint8 after each pass, a pass whose size does not change is skipped. No
-// AVX is needed: integer kernels in SSE4.1, scalar elsewhere; both give the same bits.
+// to 22 bits, rounding to uint8 after each pass, a pass whose size does not change is skipped.
+// Integer kernels: AVX2 or SSE4.1, scalar elsewhere; all give the same bits.
 #include <array>
 #include <cstdint>
 
@@ -34,15 +34,20 @@ struct ResizeSpec {
   std::array<uint8_t, 3> fill{};
 };
 
-// INVALID_ARGUMENT: an empty or inconsistent image, a size that is not positive or over 2^31 - 1, a
-// window outside the resized image or over 2^26 pixels.
-absl::StatusOr<Rgb8Image> ResizeWindow(const Rgb8Image& image, const ResizeSpec& spec);
+// Takes all rows, keeping only those that the next row of the result is made of. INVALID_ARGUMENT:
+// what the rows say, an empty image, a size that is not positive or over 2^31 - 1, a window outside
+// the resized image or over 2^26 pixels.
+enum class ResizeKernels : uint8_t { kScalar, kSse41, kAvx2 };  // each faster than the one before
+ResizeKernels BestResizeKernels();                              // of this machine
+absl::StatusOr<Rgb8Image> ResizeWindow(ImageRows& rows, const ResizeSpec& spec,
+                                       ResizeKernels kernels = BestResizeKernels());
 
 // The whole image to width x height; the same size is a copy.
-absl::StatusOr<Rgb8Image> Resize(const Rgb8Image& image, uint32_t width, uint32_t height,
+absl::StatusOr<Rgb8Image> Resize(ImageRows& rows, uint32_t width, uint32_t height,
                                  ResizeFilter filter);
-
-// The same result from the scalar kernels only; the reference of the tests.
-absl::StatusOr<Rgb8Image> ResizeWindowScalar(const Rgb8Image& image, const ResizeSpec& spec);
-
+inline absl::StatusOr<Rgb8Image> Resize(const Rgb8Image& image, uint32_t width, uint32_t height,
+                                        ResizeFilter filter) {
+  PixelRows rows(image);
+  return Resize(rows, width, height, filter);
+}
 }  // namespace saccade

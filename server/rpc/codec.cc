@@ -258,16 +258,22 @@ absl::StatusOr<std::vector<ExecutedAction>> ReadExecuted(const v1::ExecutedActio
   return actions;
 }
 
-absl::StatusOr<Rgb8Image> ReadImage(const v1::VisionFrame& frame, const ImageLimits& limits,
-                                    std::string_view prefix) {
+std::string ImageField(const v1::VisionFrame& frame, std::string_view prefix) {
+  return Path(prefix, frame.image_case() == v1::VisionFrame::kRaw ? "raw.data" : "encoded");
+}
+
+absl::StatusOr<std::unique_ptr<ImageRows>> OpenFrame(const v1::VisionFrame& frame,
+                                                     const ImageLimits& limits,
+                                                     std::string_view prefix) {
   switch (frame.image_case()) {
     case v1::VisionFrame::kEncoded: {
       const std::string& bytes = frame.encoded();
-      absl::StatusOr<Rgb8Image> image =
-          DecodeImage({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, limits);
-      if (!image.ok())
-        return InvalidField(Path(prefix, "encoded"), FromAbsl(image.status().message()));
-      return image;
+      absl::StatusOr<std::unique_ptr<ImageRows>> rows =
+          OpenImage({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, limits);
+      if (GetErrorInfo(rows.status()).field == "image") {
+        return InvalidField(ImageField(frame, prefix), FromAbsl(rows.status().message()));
+      }
+      return rows;
     }
     case v1::VisionFrame::kRaw: {
       const v1::RawImage& raw = frame.raw();
@@ -293,7 +299,8 @@ absl::StatusOr<Rgb8Image> ReadImage(const v1::VisionFrame& frame, const ImageLim
                             FromAbsl(fits.message()));
       }
       const auto* pixels = reinterpret_cast<const uint8_t*>(raw.data().data());
-      return Rgb8Image{raw.width(), raw.height(), {pixels, pixels + raw.data().size()}};
+      return std::make_unique<PixelRows>(raw.width(), raw.height(),
+                                         std::span(pixels, raw.data().size()));
     }
     case v1::VisionFrame::IMAGE_NOT_SET:
       break;

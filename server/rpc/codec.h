@@ -53,8 +53,11 @@ absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_
                                         std::string_view prefix);
 absl::StatusOr<std::vector<ExecutedAction>> ReadExecuted(const v1::ExecutedActions& executed);
 
-// The pixels of a frame: decoded, or copied when raw. INVALID_ARGUMENT names "<prefix>.<field>".
-absl::StatusOr<Rgb8Image> ReadImage(const v1::VisionFrame& frame, const ImageLimits& limits,
-                                    std::string_view prefix);
+// The rows of a frame, which outlives them. INVALID_ARGUMENT names "<prefix>.<field>"; what the
+// rows themselves say names "image", and is about `ImageField`.
+absl::StatusOr<std::unique_ptr<ImageRows>> OpenFrame(const v1::VisionFrame& frame,
+                                                     const ImageLimits& limits,
+                                                     std::string_view prefix);
+std::string ImageField(const v1::VisionFrame& frame, std::string_view prefix);
 
 }  // namespace saccade

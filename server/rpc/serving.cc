@@ -167,9 +167,13 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
   out.capture_time_ns = frame.capture_time_ns();
   out.captured = received - Micros(frame.age_us());
   const TimePoint begin = clock_.Now();
-  ASSIGN_OR_RETURN(const Rgb8Image image, ReadImage(frame, image_limits_, prefix));
-  ASSIGN_OR_RETURN(Rgb8Image resized, session.model().model->Preprocess(camera, image));
-  out.content = contents_.Intern(resized.width, resized.height, std::move(resized.rgb));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows, OpenFrame(frame, image_limits_, prefix));
+  absl::StatusOr<Rgb8Image> resized = session.model().model->Preprocess(camera, *rows);
+  if (!resized.ok()) {
+    if (GetErrorInfo(resized.status()).field != "image") return resized.status();
+    return InvalidField(ImageField(frame, prefix), FromAbsl(resized.status().message()));
+  }
+  out.content = contents_.Intern(resized->width, resized->height, std::move(resized->rgb));
   out.decode = ToMicros(clock_.Now() - begin);
   return out;
 }

@@ -100,8 +100,8 @@ class FreeModel final : public Model {
                   {Modality::kVision, {}, 0},
                   {Modality::kText, {ids.begin(), ids.end()}, 0}};
   }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, const Rgb8Image& image) const override {
-    return Resize(image, kInput, kInput, ResizeFilter::kBicubic);
+  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+    return Resize(rows, kInput, kInput, ResizeFilter::kBicubic);
   }
   bool IsActionToken(int32_t) const override { return true; }
   absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens, std::string_view,
@@ -152,9 +152,9 @@ std::string MakeJpeg(uint32_t seed) {
 }
 
 absl::StatusOr<Rgb8Image> DecodeAndResize(const std::string& jpeg) {
-  ASSIGN_OR_RETURN(const Rgb8Image image,
-                   DecodeImage({reinterpret_cast<const uint8_t*>(jpeg.data()), jpeg.size()}, {}));
-  return Resize(image, kInput, kInput, ResizeFilter::kBicubic);
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows,
+                   OpenImage({reinterpret_cast<const uint8_t*>(jpeg.data()), jpeg.size()}, {}));
+  return Resize(*rows, kInput, kInput, ResizeFilter::kBicubic);
 }
 
 std::string VisionMessage(const std::string& jpeg) {

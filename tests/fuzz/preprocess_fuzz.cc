@@ -13,8 +13,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (preprocessor->width() > 512 || preprocessor->height() > 512)
     return 0;  // slow, not interesting
   for (const auto& [width, height] : {std::pair{1U, 1U}, {1U, 300U}, {33U, 17U}}) {
-    const saccade::Rgb8Image frame{width, height, Pixels(size_t{width} * height * 3, 99)};
-    const auto out = preprocessor->Apply(frame);
+    const std::vector<uint8_t> pixels(size_t{width} * height * 3, 99);
+    saccade::PixelRows rows(width, height, pixels);
+    const auto out = preprocessor->Apply(rows);
     if (!out.ok() || out->width != preprocessor->width() || out->height != preprocessor->height())
       std::abort();
   }

@@ -44,7 +44,8 @@ TEST_P(DemoFrames, TokensEqualTheReference) {
     const size_t bytes = size_t{224} * 224 * 3;
     const auto* from = frames.As<uint8_t>() + f * bytes;
     image.rgb.assign(from, from + bytes);
-    const auto frame = model.Preprocess(0, image);
+    PixelRows rows(image);
+    const auto frame = model.Preprocess(0, rows);
     const auto prompt = model.BuildPrompt(instructions[f]);
     ASSERT_TRUE(frame.ok() && prompt.ok());
     const auto got = (*runner)->Act(0, *prompt, *frame, 10, 512);

@@ -38,7 +38,8 @@ Rgb8Image Frame(const Model& model, uint32_t seed) {
   for (uint32_t i = 0; i < image.width * image.height * 3; ++i) {
     image.rgb.push_back(static_cast<uint8_t>((i * (2 * seed + 3) + (i >> 7) * 11) & 0xff));
   }
-  return ValueOf(model.Preprocess(0, image));
+  PixelRows rows(image);
+  return ValueOf(model.Preprocess(0, rows));
 }
 
 struct Param {

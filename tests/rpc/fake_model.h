@@ -128,7 +128,8 @@ class FakeModel final : public Model {
     return prompt;
   }
   // Nearest pixel.
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, const Rgb8Image& image) const override {
+  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+    ASSIGN_OR_RETURN(const Rgb8Image image, ReadImage(rows));
     Rgb8Image out{kPixels, kPixels, Pixels(size_t{kPixels} * kPixels * 3, 0)};
     for (uint32_t y = 0; y < kPixels; ++y) {
       for (uint32_t x = 0; x < kPixels; ++x) {

@@ -51,6 +51,11 @@ Json Config(const std::string& strategy, int side, int towers = 1) {
   return config;
 }
 
+absl::StatusOr<Rgb8Image> Apply(const Preprocessor& preprocessor, const Rgb8Image& image) {
+  PixelRows rows(image);
+  return preprocessor.Apply(rows);
+}
+
 absl::StatusOr<Preprocessor> Make(const Json& config) {
   return Preprocessor::FromJson(config, "preprocessor_config.json");
 }
@@ -64,7 +69,7 @@ TEST(PreprocessTest, ReproducesTheGoldenPixels) {
     ASSERT_TRUE(preprocessor.ok()) << preprocessor.status();
     const auto golden = SafetensorsFile::Open(folder + "/golden.safetensors");
     ASSERT_TRUE(golden.ok()) << golden.status();
-    const auto image = preprocessor->Apply(ImageOf(*golden, "image_u8"));
+    const auto image = Apply(*preprocessor, ImageOf(*golden, "image_u8"));
     ASSERT_TRUE(image.ok()) << image.status();
     const auto expected = golden->Tensor("pixel_values");  // [1, 3 * towers, height, width]
     ASSERT_TRUE(expected.ok());
@@ -96,7 +101,7 @@ TEST(PreprocessTest, EqualsTorchvisionOnOddSizes) {
     for (const auto& [name, entry] : file->entries()) {
       const size_t dot = name.rfind(std::string(".") + strategy);
       if (!name.starts_with("case.") || dot == std::string::npos) continue;
-      const auto out = preprocessor->Apply(ImageOf(*file, name.substr(0, dot) + ".in"));
+      const auto out = Apply(*preprocessor, ImageOf(*file, name.substr(0, dot) + ".in"));
       ASSERT_TRUE(out.ok()) << out.status();
       EXPECT_TRUE(out->rgb == ImageOf(*file, name).rgb) << name;
       ++compared;
@@ -106,10 +111,10 @@ TEST(PreprocessTest, EqualsTorchvisionOnOddSizes) {
 
   const Rgb8Image in = ImageOf(*file, "in_u8");
   const auto crop = Make(Config("resize-crop", 56));
-  EXPECT_TRUE(crop->Apply(in)->rgb == ImageOf(*file, "resize_crop_u8").rgb);
+  EXPECT_TRUE(Apply(*crop, in)->rgb == ImageOf(*file, "resize_crop_u8").rgb);
   Json config = Config("letterbox", 56);
   config["tvf_letterbox_fill"] = {127, 127, 127};
-  EXPECT_TRUE(Make(config)->Apply(in)->rgb == ImageOf(*file, "letterbox_resize_crop_u8").rgb);
+  EXPECT_TRUE(Apply(*Make(config), in)->rgb == ImageOf(*file, "letterbox_resize_crop_u8").rgb);
 }
 
 TEST(PreprocessTest, LetterboxPadsBothSidesAndKeepsTheAspect) {
@@ -119,7 +124,7 @@ TEST(PreprocessTest, LetterboxPadsBothSidesAndKeepsTheAspect) {
   ASSERT_TRUE(preprocessor.ok());
   const auto rows_of = [&](uint32_t width, uint32_t height) {
     const Rgb8Image white{width, height, Pixels(size_t{width} * height * 3, 255)};
-    const auto out = preprocessor->Apply(white);
+    const auto out = Apply(*preprocessor, white);
     EXPECT_TRUE(out.ok()) << out.status();
     std::pair<int, int> rows = {-1, -1};
     for (int y = 0; y < 224; ++y) {
@@ -148,18 +153,19 @@ TEST(PreprocessTest, AnyFrameGivesTheModelsSize) {
                                {224U, 224U},
                                {223U, 224U}}) {
       const Rgb8Image in{w, h, Pixels(size_t{w} * h * 3, 200)};
-      const auto out = preprocessor->Apply(in);
+      const auto out = Apply(*preprocessor, in);
       ASSERT_TRUE(out.ok()) << strategy << " " << w << "x" << h << ": " << out.status();
       EXPECT_EQ(out->width, 224U);
       EXPECT_EQ(out->height, 224U);
       EXPECT_EQ(out->rgb.size(), size_t{224} * 224 * 3);
     }
-    EXPECT_EQ(preprocessor->Apply(Rgb8Image{}).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Apply(*preprocessor, Rgb8Image{}).status().code(),
+              absl::StatusCode::kInvalidArgument);
   }
   // An image of the model's size passes unchanged.
   Rgb8Image same{224, 224, Pixels(size_t{224} * 224 * 3, 0)};
   for (size_t i = 0; i < same.rgb.size(); ++i) same.rgb[i] = static_cast<uint8_t>(i * 7);
-  EXPECT_EQ(Make(Config("resize-naive", 224))->Apply(same)->rgb, same.rgb);
+  EXPECT_EQ(Apply(*Make(Config("resize-naive", 224)), same)->rgb, same.rgb);
 }
 
 TEST(PreprocessTest, RecordedParametersWinOverDerivedOnes) {
@@ -181,7 +187,7 @@ TEST(PreprocessTest, RecordedParametersWinOverDerivedOnes) {
     Rgb8Image in{101, 60, Pixels(size_t{101} * 60 * 3, 0)};
     for (size_t i = 0; i < in.rgb.size(); ++i) in.rgb[i] = static_cast<uint8_t>(i * 31);
     // int(255 * mean) is (123, 116, 103), the fill that Config() records.
-    EXPECT_EQ(derived->Apply(in)->rgb, Make(Config(strategy, 56))->Apply(in)->rgb);
+    EXPECT_EQ(Apply(*derived, in)->rgb, Apply(*Make(Config(strategy, 56)), in)->rgb);
   }
 }
 

@@ -35,6 +35,16 @@ Rgb8Image Noise(uint32_t width, uint32_t height, uint32_t seed) {
   return image;
 }
 
+absl::StatusOr<Rgb8Image> ResizeWindow(const Rgb8Image& image, const ResizeSpec& spec,
+                                       ResizeKernels kernels = BestResizeKernels()) {
+  PixelRows rows(image);
+  return saccade::ResizeWindow(rows, spec, kernels);
+}
+
+absl::StatusOr<Rgb8Image> ResizeWindowScalar(const Rgb8Image& image, const ResizeSpec& spec) {
+  return ResizeWindow(image, spec, ResizeKernels::kScalar);
+}
+
 TEST(ResizeTest, EqualsPillowBitForBit) {
   const auto file = SafetensorsFile::Open(kData + "resize.safetensors");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -126,6 +136,7 @@ TEST(ResizeTest, EveryKernelAndWindowAgreesWithTheScalarWhole) {
     ASSERT_TRUE(fast.ok()) << fast.status();
     ASSERT_TRUE(slow.ok());
     ASSERT_EQ(fast->rgb, slow->rgb) << round;
+    ASSERT_EQ(ResizeWindow(in, spec, ResizeKernels::kSse41)->rgb, slow->rgb) << round;
     for (int64_t y = 0; y < spec.window_height; ++y) {
       const auto* expected =
           whole->rgb.data() + ((y + spec.window_y) * spec.width + spec.window_x) * 3;
@@ -134,6 +145,44 @@ TEST(ResizeTest, EveryKernelAndWindowAgreesWithTheScalarWhole) {
           << round << " row " << y;
     }
   }
+}
+
+// White rows of which one, or the end behind the last one, is damaged.
+class DamagedRows final : public ImageRows {
+ public:
+  DamagedRows(uint32_t height, uint32_t damaged)
+      : ImageRows(8, height), damaged_(damaged), row_(8 * 3 + kSlack, 255) {}
+  absl::StatusOr<const uint8_t*> Next() override {
+    if (taken_++ == damaged_) return InvalidField("image", "damaged row");
+    return row_.data();
+  }
+  absl::Status Finish() override {
+    return damaged_ == height() ? InvalidField("image", "damaged end") : absl::OkStatus();
+  }
+  uint32_t taken() const { return taken_; }
+
+ private:
+  const uint32_t damaged_;
+  uint32_t taken_ = 0;
+  std::vector<uint8_t> row_;
+};
+
+TEST(ResizeTest, APictureIsGoodOnlyAsAWhole) {
+  ResizeSpec spec;  // rows 8 to 11 of 20, as they are
+  spec.width = 8;
+  spec.height = 20;
+  spec.window_y = 8;
+  spec.window_width = 8;
+  spec.window_height = 4;
+  for (uint32_t damaged = 0; damaged <= 20; ++damaged) {
+    DamagedRows rows(20, damaged);
+    const absl::Status status = saccade::ResizeWindow(rows, spec).status();
+    EXPECT_EQ(status.message(), damaged == 20 ? "image: damaged end" : "image: damaged row");
+    EXPECT_EQ(rows.taken(), std::min(damaged + 1, 20U));
+  }
+  DamagedRows whole(20, 21);
+  EXPECT_TRUE(saccade::ResizeWindow(whole, spec).ok());
+  EXPECT_EQ(whole.taken(), 20U);
 }
 
 TEST(ResizeTest, LongTapsStayExact) {

@@ -55,7 +55,7 @@ class OpenVla final : public Model {
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, const Rgb8Image& image) const override;
+  absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const override;
   bool IsActionToken(int32_t id) const override;
   absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
                                             std::string_view statistics_key,
@@ -178,12 +178,12 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
   return PromptOf(std::move(all), kField);
 }
 
-absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, const Rgb8Image& image) const {
+absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
   if (camera >= spec_.cameras.size()) {
     return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
                                          spec_.cameras.size(), " camera"));
   }
-  return preprocessor_.Apply(image);
+  return preprocessor_.Apply(rows);
 }
 
 bool OpenVla::IsActionToken(int32_t id) const {
