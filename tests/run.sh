@@ -124,9 +124,9 @@ case $mode in
     # thread. Streams are tested on a transport of the test's own instead.
     say "Tests under the thread sanitizer"
     mapfile -t targets < <(tests_in unit kv sim)
-    configure_and_build tsan "${targets[@]}" session_core_test
+    configure_and_build tsan "${targets[@]}" session_core_test engine_turns_test
     export TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1"
-    run_ctest build/tsan -R '^(unit|kv|sim)\.|^rpc\.session_core_test'
+    run_ctest build/tsan -R '^(unit|kv|sim)\.|^rpc\.(session_core|engine_turns)_test'
     finish
     ;;
   fuzz)

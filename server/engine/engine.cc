@@ -32,6 +32,8 @@ constexpr Micros kStatsInterval{100'000};
 // While other threads take turns the engine thread looks at its timers this often, so that a
 // request whose deadline is no nearer has nobody to wake.
 constexpr Micros kTimerTick{20'000};
+// After a step shorter than a wake-up its worker takes the turn, even when the next step waits.
+constexpr Micros kBriefStep{50};
 
 absl::Status Draining() {
   ErrorInfo info;
@@ -135,6 +137,7 @@ class Engine::Impl {
   // As Put, and if nobody has the turn this thread takes one: it saves the engine thread's wake-up.
   // `worker`: the idle one whose thread this is.
   void PutAndRun(Message message, std::optional<WorkerId> worker);
+  void OnStep(WorkerId worker, const StepPlan& plan, StepResult result, bool more);  // its thread
 
   // Runs `ask` on the engine thread and waits for it. False: the engine has stopped.
   bool AskEngineThread(std::function<void()> ask);
@@ -251,15 +254,11 @@ absl::Status Engine::Impl::Start() {
   workers_.resize(backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
-    ASSIGN_OR_RETURN(workers_[i].worker, Worker::Start(*backends_[i], on_worker[i], clock_,
-                                                       [this, id](StepResult result, bool more) {
-                                                         StepMessage message{id, std::move(result)};
-                                                         if (more) {
-                                                           Put(std::move(message));
-                                                         } else {
-                                                           PutAndRun(std::move(message), id);
-                                                         }
-                                                       }));
+    ASSIGN_OR_RETURN(workers_[i].worker,
+                     Worker::Start(*backends_[i], on_worker[i], clock_,
+                                   [this, id](const StepPlan& plan, StepResult result, bool more) {
+                                     OnStep(id, plan, std::move(result), more);
+                                   }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }
@@ -433,6 +432,18 @@ void Engine::Impl::PutAndRun(Message message, std::optional<WorkerId> worker) {
   const bool complete = TakeTurn(worker);
   const bool engine_thread_is_needed = !complete || stop_ || NextWake() < armed_until_;
   if (turn_.Release() || engine_thread_is_needed) wakeup_.Notify();
+}
+
+void Engine::Impl::OnStep(WorkerId worker, const StepPlan& plan, StepResult result, bool more) {
+  const bool brief = plan.predicted_p50 < kBriefStep;  // the plan ends with the message
+  StepMessage message{worker, std::move(result)};
+  if (brief) {
+    PutAndRun(std::move(message), std::nullopt);
+  } else if (more) {
+    Put(std::move(message));
+  } else {
+    PutAndRun(std::move(message), worker);
+  }
 }
 
 bool Engine::Impl::TakeTurn(std::optional<WorkerId> worker) {

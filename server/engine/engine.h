@@ -1,7 +1,7 @@
 #pragma once
-// Engine: one thread that owns every request and all K/V metadata, and one worker per backend
-// instance. Everything mutable is touched on the engine thread only; other threads reach it through
-// a bounded inbox.
+// Engine: every request and all K/V metadata, and one worker per backend instance. Everything mutable
+// is touched by the holder of the turn only (README.md): the engine's own thread, or one that just
+// submitted or ran a step. Others reach it through a bounded inbox.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -61,8 +61,8 @@ struct ActResult {
   TimePoint finished{};
 };
 
-// Implemented by the rpc stream; called on the engine thread; must not block. OnDone is called
-// exactly once.
+// Implemented by the rpc stream; called by the holder of the engine's turn, one call at a time, also
+// from inside Submit; must not block. OnDone is called exactly once.
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;

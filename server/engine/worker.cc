@@ -64,7 +64,7 @@ void Worker::Loop() {
     }
     result.finished = clock_.Now();
     const bool more = slots_[taken % 2].load(std::memory_order_relaxed) != nullptr;
-    on_done_(std::move(result), more);
+    on_done_(*plan, std::move(result), more);
   }
 }
 

@@ -21,8 +21,8 @@ namespace saccade {
 
 class Worker {
  public:
-  // Called on the worker thread after every step. `more`: the next one waits already.
-  using OnDone = std::function<void(StepResult, bool more)>;
+  // Called on the worker thread after every step of `plan`. `more`: the next one waits already.
+  using OnDone = std::function<void(const StepPlan& plan, StepResult result, bool more)>;
   struct ModelOnWorker {
     ModelId id;
     const Model* model = nullptr;

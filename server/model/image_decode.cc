@@ -85,8 +85,10 @@ int OrientationOfTiff(std::span<const uint8_t> tiff) {
   return 1;
 }
 
-int OrientationOfJpeg(std::span<const uint8_t> bytes) {
-  constexpr std::string_view kExif("Exif\0\0", 6);
+// Calls visit(marker, payload) for the header segments of a JPEG, until it returns true or the
+// pixels or damage begin.
+template <class Visit>
+void VisitJpegHeader(std::span<const uint8_t> bytes, const Visit& visit) {
   size_t i = 2;  // after SOI
   while (i + 4 <= bytes.size() && bytes[i] == 0xFF) {
     const uint8_t marker = bytes[i + 1];
@@ -94,21 +96,43 @@ int OrientationOfJpeg(std::span<const uint8_t> bytes) {
       ++i;
       continue;
     }
-    if (marker == 0xDA || marker == 0xD9) break;  // scan data or the end: no more headers
+    if (marker == 0xDA || marker == 0xD9) return;  // scan data or the end: no more headers
     if (marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) {
       i += 2;
       continue;
     }
     const size_t size = static_cast<size_t>(bytes[i + 2]) << 8 | bytes[i + 3];
-    if (size < 2 || size > bytes.size() - i - 2) break;
-    const std::span<const uint8_t> payload = bytes.subspan(i + 4, size - 2);
-    if (marker == 0xE1 && payload.size() > kExif.size() &&
-        std::memcmp(payload.data(), kExif.data(), kExif.size()) == 0) {
-      return OrientationOfTiff(payload.subspan(kExif.size()));
-    }
+    if (size < 2 || size > bytes.size() - i - 2) return;
+    if (visit(marker, bytes.subspan(i + 4, size - 2))) return;
     i += 2 + size;
   }
-  return 1;
+}
+
+int OrientationOfJpeg(std::span<const uint8_t> bytes) {
+  constexpr std::string_view kExif("Exif\0\0", 6);
+  int orientation = 1;
+  VisitJpegHeader(bytes, [&](uint8_t marker, std::span<const uint8_t> payload) {
+    const bool exif = marker == 0xE1 && payload.size() > kExif.size() &&
+                      std::memcmp(payload.data(), kExif.data(), kExif.size()) == 0;
+    if (exif) orientation = OrientationOfTiff(payload.subspan(kExif.size()));
+    return exif;
+  });
+  return orientation;
+}
+
+// Width * height of the frame header (SOF0 to SOF15).
+std::optional<uint64_t> PixelsOfJpeg(std::span<const uint8_t> bytes) {
+  std::optional<uint64_t> pixels;
+  VisitJpegHeader(bytes, [&](uint8_t marker, std::span<const uint8_t> payload) {
+    const bool frame = marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 &&
+                       marker != 0xCC && payload.size() >= 6;
+    if (!frame) return false;
+    const uint64_t height = static_cast<uint64_t>(payload[1]) << 8 | payload[2];
+    const uint64_t width = static_cast<uint64_t>(payload[3]) << 8 | payload[4];
+    if (width * height > 0) pixels = width * height;
+    return true;
+  });
+  return pixels;
 }
 
 uint32_t ReadBig32(const uint8_t* p) {
@@ -556,10 +580,7 @@ std::optional<uint64_t> PixelsInHeader(std::span<const uint8_t> bytes) {
     if (bytes.size() < 24) return std::nullopt;
     return uint64_t{ReadBig32(bytes.data() + 16)} * ReadBig32(bytes.data() + 20);
   }
-  if (!IsJpeg(bytes)) return std::nullopt;
-  JpegDecoder decoder;
-  if (!decoder.ReadHeader(bytes)) return std::nullopt;
-  return uint64_t{decoder.width()} * decoder.height();
+  return IsJpeg(bytes) ? PixelsOfJpeg(bytes) : std::nullopt;
 }
 
 absl::Status CheckRawRgb8(int64_t width, int64_t height, size_t bytes, const ImageLimits& limits) {

@@ -213,6 +213,20 @@ TEST_F(ImageDecodeTest, OtherContentIsRefused) {
   ExpectInvalid(starts, "JPEG");
 }
 
+TEST_F(ImageDecodeTest, TheHeaderTellsThePixels) {
+  for (const auto& [name, entry] : (*file_)->entries()) {
+    if (!name.ends_with(".rgb")) continue;
+    const std::string base = name.substr(0, name.size() - 4);
+    const std::vector<uint8_t> bytes = Bytes(base);
+    EXPECT_EQ(PixelsInHeader(bytes), entry.dims[0] * entry.dims[1]) << base;
+    EXPECT_EQ(PixelsInHeader(std::span(bytes).first(18)), std::nullopt) << base;
+  }
+  const std::vector<uint8_t> empty_jpeg = {0xFF, 0xD8, 0xFF, 0xC0, 0, 11,   8, 0,
+                                           0,    0,    9,    1,    1, 0x11, 0};
+  EXPECT_EQ(PixelsInHeader(empty_jpeg), std::nullopt);
+  EXPECT_EQ(PixelsInHeader({}), std::nullopt);
+}
+
 TEST(RawRgb8Test, TheByteCountMustMatchExactly) {
   const ImageLimits limits;
   EXPECT_TRUE(CheckRawRgb8(640, 480, 921600, limits).ok());
