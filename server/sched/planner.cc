@@ -216,14 +216,24 @@ void Planner::AddParked(const Candidate& c) {
 
 void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out) {
   out.clear();
+  const bool frames_parked =
+      std::any_of(lane.parked.begin(), lane.parked.end(),
+                  [](const auto& pass) { return pass != nullptr && pass->vision; });
   for (ActiveRequest* r : lane.active) {
     r->considered = id_;
     if (r->preempting || r->expired(start_)) continue;
-    if (Pass* const pass = lane.WaitsFor(*r, options_.min_prefill_chunk)) {
-      if (lane.parked[pass->place].get() != pass) continue;  // it failed
+    const auto wants = [&](Pass* pass) {
+      if (lane.parked[pass->place].get() != pass) return;  // it failed
       Candidate c = CandidateOf(worker, *r, lane.Left(*pass));
       c.parked = pass;
       AddParked(c);
+    };
+    for (size_t e = 0; frames_parked && e < r->embeddings.size(); ++e) {
+      if (!r->embeddings[e].valid()) continue;
+      if (Pass* const pass = lane.frame(r->embeddings[e]).pass) wants(pass);
+    }
+    if (Pass* const pass = lane.WaitsFor(*r, options_.min_prefill_chunk)) {
+      wants(pass);
       continue;
     }
     if (r->fully_planned()) continue;
@@ -330,12 +340,14 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
   tier_.reset();
   upper_limit_ = lower_limit_ = Micros::max();
   starts_barred_ = lower_starts_barred_ = false;
-  if (!ChooseCut(candidates, aged, only_aged)) return;
+  if (!ChooseCut(candidates, aged, only_aged)) return TakeCopies();
 
   // A tapped request runs alone: its taps are the tensors of its steps.
   const bool solo = head_->request.tap != nullptr;
   if (aged != nullptr && !solo) ForceUnit(*aged);
   if (only_aged && !empty()) candidates.clear();
+  // It has just started and waits for a parked pass.
+  if (only_aged && empty() && cut_ != Cut::kNone) return TakeCopies();
   // A heap: a full step ends long before the last of many requests.
   const auto after = [](const Candidate& a, const Candidate& b) { return StepOrder(b, a); };
   std::make_heap(candidates.begin(), candidates.end(), after);
@@ -374,6 +386,11 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
     }
     if (plan_.encodes.size() + plan_.trunk.size() > items) Constrain(c);
   }
+  TakeCopies();
+}
+
+// The copies that starts asked for go into the step, or wait for the next one.
+void Planner::TakeCopies() {
   if (empty()) {
     lane_->kv->ReturnCopies(lane_->copies);
   } else {
@@ -397,16 +414,23 @@ bool Planner::SetCut(const ActiveRequest& r, const StepShape& unit) {
   if (lane_->parked[PlaceOf(r)] != nullptr) return false;
   const bool vision = unit.frames > 0;
   cut_ = vision ? Cut::kVision : Cut::kTrunk;
+  pass_tier_ = r.klass->tier;
   step_limit_ = lane_->PassLimit(unit);
   const LayerShare layer = lane_->split(vision).largest();
   layer_limit_ = std::max(Ceiling(), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
   return true;
 }
 
-// Whether `unit` of `r` may come into the step as it is cut.
-bool Planner::Admits(const ActiveRequest& r, const StepShape& unit) {
-  if (empty() && !reserve_.any()) return SetCut(r, unit);
-  return cut_ == Cut::kNone || cut_ == (unit.frames > 0 ? Cut::kVision : Cut::kTrunk);
+// Whether `unit` of `r` may come into the step as it is cut; the first one decides how. `limit`
+// becomes no more than the limit of the step.
+bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit) {
+  if (empty() && !reserve_.any()) {
+    const bool admitted = SetCut(r, unit);
+    limit = std::min(limit, step_limit_);
+    return admitted;
+  }
+  if (cut_ == Cut::kNone) return true;
+  return cut_ == (unit.frames > 0 ? Cut::kVision : Cut::kTrunk) && r.klass->tier >= pass_tier_;
 }
 
 // Looks ahead to the unit that the step is for: that of `aged` when it is alone, or of the head, for
@@ -680,7 +704,7 @@ void Planner::ChargeTo(ActiveRequest& r, Micros more, uint32_t units) {
 }
 
 void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
-  if (!Admits(r, {0, 0, 1})) return;
+  if (!Admits(r, {0, 0, 1}, limit)) return;
   for (SampleState& sample : r.samples) {
     if (sample.planned_tokens >= r.request.action_tokens || sample.rows_to_compute() != 1 ||
         sample.last_step == id_) {
@@ -694,7 +718,7 @@ void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
 }
 
 void Planner::PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames) {
-  if (!HasWantedFrame(r) || !Admits(r, {1, 0, 0})) return;
+  if (!HasWantedFrame(r) || !Admits(r, {1, 0, 0}, limit)) return;
   const std::span<const Segment> segments = r.request.timeline->segments();
   uint32_t planned = 0;
   for (size_t i = 0; i < segments.size() && planned < max_frames; ++i) {
@@ -732,7 +756,8 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
     }
     if (LogitRowsLeft() == 0) return;
     const uint32_t wanted = std::min({gap, RowsLeft(), max_rows});
-    if (wanted == 0 || !Admits(r, {0, std::min(wanted, options_.min_prefill_chunk), 0})) return;
+    const StepShape unit{0, std::min(wanted, options_.min_prefill_chunk), 0};
+    if (wanted == 0 || !Admits(r, unit, limit)) return;
     const bool forced = empty() && !reserve_.any();
     const uint32_t least = std::min(wanted, options_.min_prefill_chunk);
     uint32_t count = FitRows(wanted, limit);
@@ -764,7 +789,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   const uint32_t wanted = std::min({end - begin, RowsLeft(), max_rows});
   if (wanted == 0 || (waits && end - begin < least)) return;
   const uint32_t unit = std::min(wanted, options_.min_prefill_chunk);
-  if (!Admits(r, {0, unit, 0})) return;
+  if (!Admits(r, {0, unit, 0}, limit)) return;
   const bool forced = empty() && !reserve_.any();
   uint32_t count = FitRows(wanted, limit);
   if (forced) count = std::max(count, unit);

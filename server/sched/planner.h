@@ -87,8 +87,9 @@ class Planner {
   void Publish(StepPlan& plan, const CostPrediction& predicted);
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
   bool SetCut(const ActiveRequest& r, const StepShape& unit);
-  bool Admits(const ActiveRequest& r, const StepShape& unit);
+  bool Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit);
   bool ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone);
+  void TakeCopies();
   StepShape UnitOf(const ActiveRequest& r) const;
   uint32_t PlaceOf(const ActiveRequest& r) const {
     return TiersAbove(options_.classes, r.klass->tier);
@@ -137,6 +138,7 @@ class Planner {
   Cut cut_ = Cut::kNone;
   Micros step_limit_ = Micros::max();   // the ceiling, or what a pass may take
   Micros layer_limit_ = Micros::max();  // of the longest layer of a pass
+  uint32_t pass_tier_ = 0;              // whose place the pass takes
   uint32_t camera_ = 0;                 // of the frames of a vision pass
   Micros aged_cost_{0};        // of the unit that ageing may put first
   Pass* aged_pass_ = nullptr;  // that unit is its next slice
