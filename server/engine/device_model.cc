@@ -108,8 +108,8 @@ absl::Status DeviceModel::Allocate() {
                    NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
                                                    options_.max_logit_rows),
                              MemKind::kDevice));
-  if (const size_t bytes = model_.ParkingBytes(options_.max_frames, options_.max_rows,
-                                               options_.max_logit_rows);
+  if (const size_t bytes =
+          model_.ParkingBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows);
       bytes > 0) {
     for (uint32_t i = 0; i < options_.parking_places; ++i) {
       ASSIGN_OR_RETURN(parked_.emplace_back(), NewBuffer(bytes, MemKind::kDevice));

@@ -29,8 +29,8 @@ class DeviceModel {
   static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream,
                                                              const Model& model,
                                                              const DeviceModelOptions& options);
-  // Runs the whole step and waits for it. The slices of a pass come in order, and no other pass with
-  // its parking place between them. On error nothing in `tokens` is valid.
+  // Runs the whole step and waits for it. The slices of a pass come in order, and no other pass
+  // with its parking place between them. On error nothing in `tokens` is valid.
   absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
   // Device bytes held, weights not included.
   size_t device_bytes() const { return device_bytes_; }
@@ -68,9 +68,9 @@ class DeviceModel {
       tokens_;  // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
   std::unique_ptr<Buffer> arena_buffer_;
   std::vector<std::unique_ptr<Buffer>> parked_;  // hidden states between slices, by place
-  std::unique_ptr<Buffer> meta_;       // index arrays of a step
-  std::unique_ptr<Buffer> rgb_;        // [max_frames, H, W, 3] U8
-  std::unique_ptr<Buffer> meta_host_;  // pinned staging of the three above
+  std::unique_ptr<Buffer> meta_;                 // index arrays of a step
+  std::unique_ptr<Buffer> rgb_;                  // [max_frames, H, W, 3] U8
+  std::unique_ptr<Buffer> meta_host_;            // pinned staging of the three above
   std::unique_ptr<Buffer> rgb_host_;
   std::unique_ptr<Buffer> sampled_host_;
 };

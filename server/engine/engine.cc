@@ -39,8 +39,7 @@ absl::Status Draining() {
 std::vector<LayerShare> SharesOf(const std::vector<LayerCost>& layers) {
   std::vector<LayerShare> shares;
   for (const LayerCost& layer : layers) {
-    shares.push_back(
-        {static_cast<double>(layer.weights), static_cast<double>(layer.row_weights)});
+    shares.push_back({static_cast<double>(layer.weights), static_cast<double>(layer.row_weights)});
   }
   return shares;
 }
@@ -220,7 +219,8 @@ absl::Status Engine::Impl::Start() {
       device.max_rows = options_.max_rows;
       device.max_frames = options_.max_frames;
       device.max_logit_rows = options_.max_logit_rows;
-      if (options_.step_ceiling.count() > 0) device.parking_places = ParkingPlaces(options_.classes);
+      if (options_.step_ceiling.count() > 0)
+        device.parking_places = ParkingPlaces(options_.classes);
       on_worker[worker].push_back({id, model.instances[i].get(), device});
       LaneOptions lane;
       lane.worker = model.workers[i];

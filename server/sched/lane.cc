@@ -25,7 +25,7 @@ uint32_t ActionBlocks(const Request& request, uint32_t block_tokens) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options,
-                                                    uint32_t parking_places) {
+                                                   uint32_t parking_places) {
   if (!options.worker.valid() || !options.model.valid()) {
     return absl::InvalidArgumentError("a lane needs a worker and a model");
   }
@@ -53,8 +53,7 @@ LayerSplit::LayerSplit(const std::vector<LayerShare>& costs) {
   }
 }
 
-Lane::Lane(const LaneOptions& lane_options, uint32_t parking_places,
-           std::unique_ptr<KvCache> cache)
+Lane::Lane(const LaneOptions& lane_options, uint32_t parking_places, std::unique_ptr<KvCache> cache)
     : options(lane_options),
       kv(std::move(cache)),
       embeddings(lane_options.embedding_slots),
@@ -215,8 +214,8 @@ bool Lane::TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens) {
       return false;
     }
     r.embeddings[i] = *slot;
-    frame(*slot) = {FrameState::Stage::kWanted, 1, segment.content.get(), segment.camera, nullptr,
-                    {}};
+    frame(*slot) = {
+        FrameState::Stage::kWanted, 1, segment.content.get(), segment.camera, nullptr, {}};
   }
   return true;
 }

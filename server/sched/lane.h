@@ -54,10 +54,10 @@ struct Pass {
   bool vision = false;
   uint32_t place = 0;
   uint32_t layers = 0;
-  uint32_t planned = 0;       // layers in slices that are done or in flight
-  uint32_t in_flight = 0;     // slices
-  absl::Status failure;       // of a slice: no more are planned
-  Micros p50{0};              // of all of it
+  uint32_t planned = 0;                  // layers in slices that are done or in flight
+  uint32_t in_flight = 0;                // slices
+  absl::Status failure;                  // of a slice: no more are planned
+  Micros p50{0};                         // of all of it
   std::vector<ActiveRequest*> requests;  // one entry per item
   std::vector<Charge> charges;           // one per item, for all of it
 };
@@ -148,12 +148,12 @@ class Lane {
   const LayerSplit vision_split;
   const LayerSplit trunk_split;
   std::vector<std::shared_ptr<Pass>> parked;  // by place; null: free
-  std::vector<ActiveRequest*> active;  // not ended; order has no meaning
-  std::vector<BlockCopy> copies;       // for the next step
-  TimePoint observed_at{};             // of the cost model's newest observation
-  double pass = 0;                     // predicted microseconds given to this lane, for ties
-  uint64_t epoch = 1;                  // grows whenever resources may have become free
-  uint64_t planned_epoch = 0;          // `epoch` after the worker's newest step was planned
+  std::vector<ActiveRequest*> active;         // not ended; order has no meaning
+  std::vector<BlockCopy> copies;              // for the next step
+  TimePoint observed_at{};                    // of the cost model's newest observation
+  double pass = 0;                            // predicted microseconds given to this lane, for ties
+  uint64_t epoch = 1;                         // grows whenever resources may have become free
+  uint64_t planned_epoch = 0;                 // `epoch` after the worker's newest step was planned
   bool lost = false;
 
  private:

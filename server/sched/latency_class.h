@@ -27,9 +27,8 @@ inline uint32_t TiersAbove(std::span<const LatencyClass> classes, uint32_t tier)
   uint32_t count = 0;
   for (size_t i = 0; i < classes.size(); ++i) {
     if (classes[i].tier >= tier) continue;
-    const bool seen =
-        std::any_of(classes.begin(), classes.begin() + static_cast<std::ptrdiff_t>(i),
-                    [&](const LatencyClass& c) { return c.tier == classes[i].tier; });
+    const bool seen = std::any_of(classes.begin(), classes.begin() + static_cast<std::ptrdiff_t>(i),
+                                  [&](const LatencyClass& c) { return c.tier == classes[i].tier; });
     count += seen ? 0 : 1;
   }
   return count;

@@ -114,9 +114,9 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     // Put before another lane's work, or where either is cut, it gets its unit and nothing is added
     // to it.
     if (forced != nullptr && !forced->started) lane_->Estimate(*forced);
-    const bool alone = forced != nullptr && (lane_ != first_lane ||
-                                             lane_->NeedsCut(UnitOf(*forced), Ceiling()) ||
-                                             lane_->NeedsCut(UnitOf(*head_), Ceiling()));
+    const bool alone =
+        forced != nullptr && (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling()) ||
+                              lane_->NeedsCut(UnitOf(*head_), Ceiling()));
     BuildStep(candidates, forced, alone);
     if (empty() && alone) {
       head_ = head.request;
@@ -163,8 +163,8 @@ StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint
   const uint32_t begin = pass->planned;
   const uint32_t end = lane_->SliceEnd(*pass, Ceiling());
   if (begin > 0) plan.copies.clear();
-  plan.slice = {begin, end, pass->layers, pass->place, pass->plan.id,
-                lane_->split(pass->vision).Part(begin, end)};
+  plan.slice = {begin,       end,           pass->layers,
+                pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};
   const CostPrediction predicted = lane_->cost.Predict(plan.shape, plan.slice.share);
   *record_ = InFlightStep();
   record_->best_tier = tier;
@@ -433,8 +433,8 @@ bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limi
   return cut_ == (unit.frames > 0 ? Cut::kVision : Cut::kTrunk) && r.klass->tier >= pass_tier_;
 }
 
-// Looks ahead to the unit that the step is for: that of `aged` when it is alone, or of the head, for
-// which others leave room. False: nothing can be planned.
+// Looks ahead to the unit that the step is for: that of `aged` when it is alone, or of the head,
+// for which others leave room. False: nothing can be planned.
 bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone) {
   cut_ = Cut::kNone;
   step_limit_ = Ceiling();
@@ -628,8 +628,7 @@ uint32_t Planner::LogitRowsLeft() const {
 bool Planner::Full() const {
   if (empty() || reserve_.any()) return false;
   const bool limited = step_limit_ != Micros::max();
-  const bool frames_full =
-      cut_ == Cut::kTrunk || plan_.shape.frames >= lane_->options.max_frames;
+  const bool frames_full = cut_ == Cut::kTrunk || plan_.shape.frames >= lane_->options.max_frames;
   const bool rows_full = cut_ == Cut::kVision || RowsLeft() == 0;
   if (frames_full && rows_full) return true;
   return limited && !Fits({0, 0, 1}, step_limit_) && !Fits({0, 1, 0}, step_limit_) &&

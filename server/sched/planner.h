@@ -140,8 +140,8 @@ class Planner {
   Micros layer_limit_ = Micros::max();  // of the longest layer of a pass
   uint32_t pass_tier_ = 0;              // whose place the pass takes
   uint32_t camera_ = 0;                 // of the frames of a vision pass
-  Micros aged_cost_{0};        // of the unit that ageing may put first
-  Pass* aged_pass_ = nullptr;  // that unit is its next slice
+  Micros aged_cost_{0};                 // of the unit that ageing may put first
+  Pass* aged_pass_ = nullptr;           // that unit is its next slice
   std::optional<uint32_t> tier_;
   uint32_t tier_decode_rows_ = 0;       // decode rows that the current tier may add
   Micros upper_limit_ = Micros::max();  // by requests of higher tiers

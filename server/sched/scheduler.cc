@@ -126,7 +126,8 @@ class Scheduler::Impl {
 // ----------------------------------------------------------------------------------------- lookup
 
 absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(options, ParkingPlaces(options_.classes)));
+  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane,
+                   Lane::Create(options, ParkingPlaces(options_.classes)));
   for (const auto& other : lanes_) {
     if (other->options.worker == options.worker && other->options.model == options.model) {
       return InvalidField("lanes", "a model is twice on one worker");
@@ -558,10 +559,10 @@ bool Scheduler::Impl::Unwanted(const Lane& lane, const Pass& pass) {
   }
   return !pass.vision ||
          std::none_of(lane.active.begin(), lane.active.end(), [&](const ActiveRequest* r) {
-           return wants(r) && std::any_of(r->embeddings.begin(), r->embeddings.end(),
-                                          [&](EmbeddingId slot) {
-                                            return slot.valid() && lane.frame(slot).pass == &pass;
-                                          });
+           return wants(r) &&
+                  std::any_of(r->embeddings.begin(), r->embeddings.end(), [&](EmbeddingId slot) {
+                    return slot.valid() && lane.frame(slot).pass == &pass;
+                  });
          });
 }
 
@@ -698,8 +699,8 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
 }
 
 void Scheduler::Impl::FailWork(Lane& lane, const StepPlan& plan,
-                               const std::vector<ActiveRequest*>& named,
-                               const absl::Status& status, TimePoint now) {
+                               const std::vector<ActiveRequest*>& named, const absl::Status& status,
+                               TimePoint now) {
   const absl::Status failure = StepFailure(status);
   for (ActiveRequest* r : named) {
     --r->in_flight;

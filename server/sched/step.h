@@ -70,7 +70,7 @@ struct LayerShare {
 // they run in order, and other steps may run between two of them. Each names the whole work of the
 // pass. Between slices its hidden states lie in one of the model's parking places.
 struct LayerSlice {
-  uint32_t begin = 0;   // layers [begin, end) of the pass
+  uint32_t begin = 0;  // layers [begin, end) of the pass
   uint32_t end = 0;
   uint32_t layers = 0;  // of the pass; 0: the step is a whole pass
   uint32_t place = 0;   // parking place

@@ -385,10 +385,9 @@ double Runner::StepUs(const StepPlan& plan) {
   const auto model = static_cast<uint32_t>(plan.model.value());
   if (recorded_.Knows(model)) return recorded_.Next(model, plan, noise_);
   const CostsLine line = CostsAt(model, sim_->now());
-  double us =
-      TrueCosts{line.vision_base, line.frame,  line.trunk_base, line.prefill_row, line.decode_row, 0,
-                line.slice}
-          .Of(plan);
+  double us = TrueCosts{line.vision_base, line.frame, line.trunk_base, line.prefill_row,
+                        line.decode_row,  0,          line.slice}
+                  .Of(plan);
   us *= 1 + line.noise * (2 * noise_.Uniform() - 1);
   if (noise_.Chance(line.hiccup)) us += line.hiccup_us;
   return us;

@@ -56,7 +56,7 @@ struct TrueCosts {
   double trunk_base = 1000;
   double prefill_row = 50;
   double decode_row = 100;
-  double noise = 0;  // uniform, +- this fraction
+  double noise = 0;   // uniform, +- this fraction
   double slice = 50;  // each slice of a pass, beside its layers
 
   double Of(const StepShape& s) const {
@@ -363,9 +363,8 @@ inline void FakeDevice::ReadInputs(const StepPlan& plan, std::vector<uint64_t>& 
         const Segment& s = timeline.segments()[segment];
         if (s.modality == Modality::kVision) {
           ASSERT_TRUE(item.embeddings[segment].valid());
-          out.push_back(
-              VisionInput(embeddings_[static_cast<size_t>(item.embeddings[segment].value())],
-                          t - s.begin));
+          out.push_back(VisionInput(
+              embeddings_[static_cast<size_t>(item.embeddings[segment].value())], t - s.begin));
         } else {
           out.push_back(static_cast<uint64_t>(timeline.tokens()[t]));
         }
@@ -653,8 +652,7 @@ inline Tracked* Simulation::Find(RequestId id) {
 
 inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
   const double noise = 1 + options_.costs.noise * (2 * noise_.Uniform() - 1);
-  const double us =
-      options_.step_us ? options_.step_us(plan) : options_.costs.Of(plan) * noise;
+  const double us = options_.step_us ? options_.step_us(plan) : options_.costs.Of(plan) * noise;
   const Micros took(std::max<int64_t>(1, std::llround(us)));
   worker.started = now_;
   worker.finishes = now_ + took;
