@@ -108,6 +108,13 @@ absl::Status DeviceModel::Allocate() {
                    NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
                                                    options_.max_logit_rows),
                              MemKind::kDevice));
+  if (const size_t bytes =
+          model_.ParkingBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows);
+      bytes > 0) {
+    for (uint32_t i = 0; i < options_.parking_places; ++i) {
+      ASSIGN_OR_RETURN(parked_.emplace_back(), NewBuffer(bytes, MemKind::kDevice));
+    }
+  }
   uint32_t frame_bytes = 0;
   for (const CameraSpec& camera : spec.cameras)
     frame_bytes = std::max(frame_bytes, camera.width * camera.height * 3);
@@ -125,6 +132,14 @@ absl::Status DeviceModel::Allocate() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LayerRange> DeviceModel::RangeOf(const StepPlan& plan) const {
+  if (plan.slice.whole()) return LayerRange{};
+  if (plan.slice.place >= parked_.size()) {
+    return absl::InternalError("a slice has no parking place");
+  }
+  return LayerRange{plan.slice.begin, plan.slice.end, parked_[plan.slice.place].get()};
+}
+
 absl::Status DeviceModel::Run(const StepPlan& plan, std::vector<SampledToken>& tokens) {
   Arena arena(*arena_buffer_);
   ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
@@ -140,6 +155,7 @@ absl::Status DeviceModel::Run(const StepPlan& plan, std::vector<SampledToken>& t
     tokens.clear();
     return status;
   }
+  if (!plan.slice.last()) return absl::OkStatus();
   const auto* sampled = reinterpret_cast<const int32_t*>(sampled_host_->data());
   size_t next = 0;
   for (const TrunkItem& item : plan.trunk) {
@@ -153,6 +169,7 @@ absl::Status DeviceModel::Run(const StepPlan& plan, std::vector<SampledToken>& t
 
 absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
   if (plan.encodes.size() > options_.max_frames) return PlanTooLarge("frames");
+  ASSIGN_OR_RETURN(const LayerRange layers, RangeOf(plan));
   const ModelSpec& spec = model_.spec();
   // Frames of one camera are one batch: they share a size.
   size_t staged_bytes = 0;
@@ -178,6 +195,7 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
     EncodeBatch batch;
     batch.rgb = rgb_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin);
     batch.out = out;
+    batch.layers = layers;
     RETURN_IF_ERROR(stream_.Copy(
         batch.rgb, rgb_host_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin)));
     RETURN_IF_ERROR(model_.Encode(ctx, batch));
@@ -333,13 +351,15 @@ absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan,
   size_t num_samples = 0;
   RETURN_IF_ERROR(StageTrunk(plan, batch, num_samples));
   if (plan.trunk.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(batch.layers, RangeOf(plan));
   for (const TrunkItem& item : plan.trunk) {
+    if (!plan.slice.last()) break;
     for (const SampleTarget& target : item.samples) {
       tokens.push_back({item.request, target.sample, target.index, kInvalidSample});
     }
   }
   RETURN_IF_ERROR(model_.Forward(ctx, batch));
-  if (num_samples == 0) return absl::OkStatus();
+  if (num_samples == 0 || !plan.slice.last()) return absl::OkStatus();
   const auto sampled = static_cast<int64_t>(options_.sequence_slots) * token_columns_;
   return stream_.Copy(sampled_host_->View(DType::kI32, {sampled}), batch.tokens.Rows(0, sampled));
 }

@@ -21,6 +21,7 @@ struct DeviceModelOptions {
   uint32_t max_rows = 0;
   uint32_t max_frames = 0;
   uint32_t max_logit_rows = 0;  // also the most sequences and samples of a step
+  uint32_t parking_places = 0;  // of passes that are cut into slices
 };
 
 class DeviceModel {
@@ -28,7 +29,8 @@ class DeviceModel {
   static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream,
                                                              const Model& model,
                                                              const DeviceModelOptions& options);
-  // Runs the whole step and waits for it. On error nothing in `tokens` is valid.
+  // Runs the whole step and waits for it. The slices of a pass come in order, and no other pass
+  // with its parking place between them. On error nothing in `tokens` is valid.
   absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
   // Device bytes held, weights not included.
   size_t device_bytes() const { return device_bytes_; }
@@ -38,6 +40,7 @@ class DeviceModel {
               const DeviceModelOptions& options);
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Buffer>> NewBuffer(size_t bytes, MemKind kind);
+  absl::StatusOr<LayerRange> RangeOf(const StepPlan& plan) const;
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
   absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens);
   // The index arrays of a step, kept between steps for their memory.
@@ -64,9 +67,10 @@ class DeviceModel {
   std::unique_ptr<Buffer>
       tokens_;  // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
   std::unique_ptr<Buffer> arena_buffer_;
-  std::unique_ptr<Buffer> meta_;       // index arrays of a step
-  std::unique_ptr<Buffer> rgb_;        // [max_frames, H, W, 3] U8
-  std::unique_ptr<Buffer> meta_host_;  // pinned staging of the three above
+  std::vector<std::unique_ptr<Buffer>> parked_;  // hidden states between slices, by place
+  std::unique_ptr<Buffer> meta_;                 // index arrays of a step
+  std::unique_ptr<Buffer> rgb_;                  // [max_frames, H, W, 3] U8
+  std::unique_ptr<Buffer> meta_host_;            // pinned staging of the three above
   std::unique_ptr<Buffer> rgb_host_;
   std::unique_ptr<Buffer> sampled_host_;
 };

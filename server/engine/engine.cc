@@ -41,6 +41,15 @@ absl::Status Draining() {
   return MakeError(absl::StatusCode::kUnavailable, "the server is shutting down", info);
 }
 
+// Numbers of weights stand for time: what matters is how the layers compare.
+std::vector<LayerShare> SharesOf(const std::vector<LayerCost>& layers) {
+  std::vector<LayerShare> shares;
+  for (const LayerCost& layer : layers) {
+    shares.push_back({static_cast<double>(layer.weights), static_cast<double>(layer.row_weights)});
+  }
+  return shares;
+}
+
 absl::Status Stopped() { return absl::UnavailableError("the engine has stopped"); }
 
 }  // namespace
@@ -227,6 +236,8 @@ absl::Status Engine::Impl::Start() {
       device.max_rows = options_.max_rows;
       device.max_frames = options_.max_frames;
       device.max_logit_rows = options_.max_logit_rows;
+      if (options_.step_ceiling.count() > 0)
+        device.parking_places = ParkingPlaces(options_.classes);
       on_worker[worker].push_back({id, model.instances[i].get(), device});
       LaneOptions lane;
       lane.worker = model.workers[i];
@@ -238,6 +249,8 @@ absl::Status Engine::Impl::Start() {
       lane.max_rows = options_.max_rows;
       lane.max_frames = options_.max_frames;
       lane.max_logit_rows = options_.max_logit_rows;
+      lane.vision_layers = SharesOf(model.spec().vision_layers);
+      lane.trunk_layers = SharesOf(model.spec().trunk_layers);
       lanes.push_back(lane);
     }
   }

@@ -92,6 +92,7 @@ struct StepRecord {
   WorkerId worker;
   ModelId model;
   StepShape shape;
+  LayerSlice slice;
   uint32_t sequences = 0;
   TimePoint started{};
   TimePoint finished{};

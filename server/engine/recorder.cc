@@ -51,6 +51,7 @@ void Recorder::Step(const StepPlan& plan, const StepResult& result) {
   record.worker = plan.worker;
   record.model = plan.model;
   record.shape = plan.shape;
+  record.slice = plan.slice;
   record.sequences = static_cast<uint32_t>(plan.trunk.size());
   record.started = result.started;
   record.finished = result.finished;
@@ -96,9 +97,13 @@ std::string ChromeTrace(const RecentWork& recent, const Engine& engine, TimePoin
     const auto row = static_cast<uint64_t>(step.worker.value());
     if (rows.insert(row).second)
       events.push_back(RowName("thread_name", 1, row, StrCat("worker ", row)));
+    const std::string layers = step.slice.whole()
+                                   ? ""
+                                   : StrCat(", layers ", step.slice.begin + 1, "-", step.slice.end,
+                                            " of ", step.slice.layers);
     const std::string name =
         StrCat(model(step.model), ": ", step.shape.frames, " frames, ", step.shape.prefill_rows,
-               " prefill, ", step.shape.decode_rows, " decode", step.ok ? "" : ", failed");
+               " prefill, ", step.shape.decode_rows, " decode", layers, step.ok ? "" : ", failed");
     events.push_back(Span(name, 1, row, since(step.started),
                           ToMicros(step.finished - step.started).count(),
                           StrCat("\"step\":", step.id.value(), ",\"sequences\":", step.sequences,

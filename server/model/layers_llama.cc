@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/strings.h"
@@ -34,6 +35,23 @@ std::vector<TensorSpec> LlamaSpec::Tensors() const {
   add("model.norm", {h}, TensorUse::kVector);
   if (!tied_head) add("lm_head", {vocab, h}, TensorUse::kMatrix);
   return out;
+}
+
+std::vector<LayerCost> LlamaSpec::LayerCosts() const {
+  const uint64_t h = hidden;
+  const uint64_t q = uint64_t{heads} * head_dim;
+  const uint64_t kv = uint64_t{kv_heads} * head_dim;
+  const uint64_t attention = h * (q + 2 * kv) + q * h;
+  const uint64_t all = attention + 3 * h * intermediate;
+  std::vector<LayerCost> out(layers, LayerCost{all, all});
+  // After the last layer's attention only the rows that are sampled go on.
+  out.back().row_weights = attention;
+  out.push_back({uint64_t{vocab} * h, 0});
+  return out;
+}
+
+size_t LlamaSpec::ParkingBytes(uint32_t rows, uint32_t logit_rows) const {
+  return ArenaBytes(rows, hidden, DType::kF32) + ArenaBytes(logit_rows, hidden, DType::kF32);
 }
 
 size_t LlamaSpec::WorkspaceBytes(uint32_t rows, uint32_t logit_rows, DType compute) const {
@@ -156,43 +174,52 @@ absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBat
   const int64_t rows = batch.paged.num_rows;
   const int64_t logit_rows = batch.num_logit_rows;
   if (rows == 0) return absl::OkStatus();
+  const LayerRange& run = batch.layers;
+  // What a later slice goes on with: laid out alike by every slice.
+  std::optional<Arena> parked;
+  if (run.parked != nullptr) parked.emplace(*run.parked);
+  Arena& kept = parked.has_value() ? *parked : ctx.arena;
   const int64_t wide = std::max(rows, logit_rows);
   const int64_t q_width = int64_t{spec_.heads} * spec_.head_dim;
   Scratch s;
-  ASSIGN_OR_RETURN(s.x, ctx.arena.New(DType::kF32, {rows, spec_.hidden}));
+  ASSIGN_OR_RETURN(s.x, kept.New(DType::kF32, {rows, spec_.hidden}));
   ASSIGN_OR_RETURN(const TensorView norm, ctx.arena.New(compute_, {wide, spec_.hidden}));
   ASSIGN_OR_RETURN(s.q, ctx.arena.New(compute_, {rows, q_width}));
   ASSIGN_OR_RETURN(s.attention, ctx.arena.New(compute_, {rows, q_width}));
   ASSIGN_OR_RETURN(s.mlp, ctx.arena.New(compute_, {wide, spec_.intermediate}));
   s.norm = norm.Rows(0, rows);
 
-  const TensorView table = table_->View(table_dtype_, {spec_.vocab, spec_.hidden});
-  RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, s.x));
-  RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, s.x));
-  RETURN_IF_ERROR(tap.Record("lm.embeds", s.x));
-
+  if (run.begin == 0) {
+    const TensorView table = table_->View(table_dtype_, {spec_.vocab, spec_.hidden});
+    RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, s.x));
+    RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, s.x));
+    RETURN_IF_ERROR(tap.Record("lm.embeds", s.x));
+  }
   const uint32_t last = spec_.layers - 1;
-  for (uint32_t n = 0; n < last; ++n) {
+  for (uint32_t n = run.begin; n < std::min(last, run.end); ++n) {
     RETURN_IF_ERROR(Attend(ctx, tap, n, batch, s, /*append_only=*/false));
     RETURN_IF_ERROR(Mlp(ctx, layers_[n], s, s.x, s.x));
     if (n == 0) RETURN_IF_ERROR(tap.Record("lm.layer0.out", s.x));
   }
-  // After the last layer's K and V only the rows that are sampled matter.
-  const bool tapped = tap.Wants("lm.final_norm.in") || (last == 0 && tap.Wants("lm.layer0.out"));
-  RETURN_IF_ERROR(Attend(ctx, tap, last, batch, s, logit_rows == 0 && !tapped));
-  if (tapped) {
-    ASSIGN_OR_RETURN(const TensorView all, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
-    RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, s.x, all));
-    if (last == 0) RETURN_IF_ERROR(tap.Record("lm.layer0.out", all));
-    RETURN_IF_ERROR(tap.Record("lm.final_norm.in", all));
+  if (run.Has(last)) {
+    // After the last layer's K and V only the rows that are sampled matter.
+    const bool tapped = tap.Wants("lm.final_norm.in") || (last == 0 && tap.Wants("lm.layer0.out"));
+    RETURN_IF_ERROR(Attend(ctx, tap, last, batch, s, logit_rows == 0 && !tapped));
+    if (tapped) {
+      ASSIGN_OR_RETURN(const TensorView all, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
+      RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, s.x, all));
+      if (last == 0) RETURN_IF_ERROR(tap.Record("lm.layer0.out", all));
+      RETURN_IF_ERROR(tap.Record("lm.final_norm.in", all));
+    }
   }
   if (logit_rows == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const TensorView sampled,
-                   ctx.arena.New(DType::kF32, {logit_rows, spec_.hidden}));
-  RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, s.x, batch.logit_rows, sampled));
+  ASSIGN_OR_RETURN(const TensorView sampled, kept.New(DType::kF32, {logit_rows, spec_.hidden}));
   s.norm = norm;
-  RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, sampled, sampled));
-  return Head(ctx, tap, batch, s, sampled);
+  if (run.Has(last)) {
+    RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, s.x, batch.logit_rows, sampled));
+    RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, sampled, sampled));
+  }
+  return run.Has(spec_.layers) ? Head(ctx, tap, batch, s, sampled) : absl::OkStatus();
 }
 
 }  // namespace saccade

@@ -30,6 +30,10 @@ struct LlamaSpec {
   bool tied_head = false;  // the embedding table is the LM head
 
   std::vector<TensorSpec> Tensors() const;
+  // One per layer, and the LM head.
+  std::vector<LayerCost> LayerCosts() const;
+  // Of the residual stream between layers.
+  size_t ParkingBytes(uint32_t rows, uint32_t logit_rows) const;
   // Arena bytes that Forward needs for that many rows.
   size_t WorkspaceBytes(uint32_t rows, uint32_t logit_rows, DType compute) const;
 };

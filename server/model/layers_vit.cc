@@ -44,6 +44,19 @@ std::vector<TensorSpec> VitSpec::Tensors() const {
   return out;
 }
 
+std::vector<LayerCost> VitSpec::LayerCosts() const {
+  const uint64_t w = width;
+  const uint64_t block = 4 * w * w + 2 * w * mlp;
+  std::vector<LayerCost> out(blocks, LayerCost{block, block});
+  out.front().weights += w * patch_values();
+  out.front().row_weights += w * patch_values();
+  return out;
+}
+
+size_t VitSpec::ParkingBytes(uint32_t frames) const {
+  return ArenaBytes(uint64_t{frames} * rows(), width, DType::kF32);
+}
+
 size_t VitSpec::WorkspaceBytes(uint32_t frames, DType compute) const {
   const uint64_t r = uint64_t{frames} * rows();
   const size_t block = ArenaBytes(r, width, compute) + ArenaBytes(r, uint64_t{3} * width, compute) +
@@ -198,21 +211,23 @@ absl::Status VitTower::RunBlock(ExecContext& ctx, StageTap& tap, const Block& bl
   return tapped ? tap.Record(stage + ".out", s.h) : absl::OkStatus();
 }
 
-absl::Status VitTower::Run(ExecContext& ctx, StageTap& tap, const TensorView& rgb,
-                           const TensorView& out) const {
+absl::Status VitTower::Run(ExecContext& ctx, StageTap& tap, Arena& kept, uint32_t begin,
+                           uint32_t end, const TensorView& rgb, const TensorView& out) const {
+  const ArenaScope kept_scope(kept);
   const ArenaScope scope(ctx.arena);
   const int64_t frames = rgb.dim(0);
   const int64_t total = frames * spec_.rows();
   Scratch s;
-  ASSIGN_OR_RETURN(s.h, ctx.arena.New(DType::kF32, {total, spec_.width}));
-  RETURN_IF_ERROR(Embed(ctx, tap, rgb, s.h));
+  ASSIGN_OR_RETURN(s.h, kept.New(DType::kF32, {total, spec_.width}));
+  if (begin == 0) RETURN_IF_ERROR(Embed(ctx, tap, rgb, s.h));
   ASSIGN_OR_RETURN(s.norm, ctx.arena.New(compute_, {total, spec_.width}));
   ASSIGN_OR_RETURN(s.qkv, ctx.arena.New(compute_, {total, int64_t{3} * spec_.width}));
   ASSIGN_OR_RETURN(s.attention, ctx.arena.New(compute_, {total, spec_.width}));
   ASSIGN_OR_RETURN(s.mlp, ctx.arena.New(compute_, {total, spec_.mlp}));
-  for (size_t i = 0; i < blocks_.size(); ++i) {
+  for (uint32_t i = begin; i < end; ++i) {
     RETURN_IF_ERROR(RunBlock(ctx, tap, blocks_[i], s, i == 0));
   }
+  if (end < blocks_.size()) return absl::OkStatus();
   const int64_t patches = spec_.patches();
   for (int64_t g = 0; g < frames; ++g) {
     const TensorView from = s.h.Rows(g * spec_.rows() + spec_.prefix_tokens(),

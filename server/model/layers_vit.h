@@ -43,6 +43,10 @@ struct VitSpec {
   uint32_t patch_values() const { return 3 * patch_size * patch_size; }
   // What Load reads; blocks that never run are not in it.
   std::vector<TensorSpec> Tensors() const;
+  // One per block that runs; the patches count with the first.
+  std::vector<LayerCost> LayerCosts() const;
+  // Of the residual stream between blocks.
+  size_t ParkingBytes(uint32_t frames) const;
   // Arena bytes that Run needs for that many frames.
   size_t WorkspaceBytes(uint32_t frames, DType compute) const;
 };
@@ -56,8 +60,10 @@ class VitTower {
   // rgb [G, image_size, image_size, 3] U8 (device) to out [G * patches, width] in the compute
   // dtype, rows may be strided. Stages: pixels_tap [G * patches, 3 * patch_size^2];
   // <tap>.patch_embed, .block0.{in,attn,mlp,out}; attn and mlp before layer scale and residual.
-  absl::Status Run(ExecContext& ctx, StageTap& tap, const TensorView& rgb,
-                   const TensorView& out) const;
+  // Runs blocks [begin, end) of it. The residual stream lies in `kept` from its first block to its
+  // last, which writes `out`.
+  absl::Status Run(ExecContext& ctx, StageTap& tap, Arena& kept, uint32_t begin, uint32_t end,
+                   const TensorView& rgb, const TensorView& out) const;
 
  private:
   struct Block {

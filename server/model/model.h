@@ -31,6 +31,12 @@ struct StatisticsSpec {
   uint32_t action_dim = 0;
 };
 
+// What a layer costs, in weights: a pass over the model may be cut between layers.
+struct LayerCost {
+  uint64_t weights = 0;      // that are read once, however many rows there are
+  uint64_t row_weights = 0;  // that every row (of a frame, of a prompt) is multiplied with
+};
+
 // Facts about a loaded model; immutable.
 struct ModelSpec {
   std::string family;     // "openvla"
@@ -45,6 +51,10 @@ struct ModelSpec {
   uint32_t max_positions = 0;
   uint32_t vision_tokens = 0;      // per frame
   uint32_t max_action_tokens = 0;  // over all statistics keys
+  // The layers in the order in which they run; empty: Encode or Forward cannot be cut. The last of
+  // the trunk is its head, which runs only where logits are needed.
+  std::vector<LayerCost> vision_layers;
+  std::vector<LayerCost> trunk_layers;
   uint64_t parameters = 0;
   size_t weight_bytes = 0;  // on the device
 };
@@ -83,11 +93,22 @@ struct ExecContext {
   TapSink* tap = nullptr;  // not null only when the step belongs to one tapped request
 };
 
+// Layers [begin, end) of a pass, of which the layers before `begin` have run. Their hidden state
+// lies in `parked`, memory of ParkingBytes that is kept from the first slice to the last; null: the
+// whole pass runs, and its hidden state is scratch.
+struct LayerRange {
+  uint32_t begin = 0;
+  uint32_t end = UINT32_MAX;
+  Buffer* parked = nullptr;
+  bool Has(uint32_t layer) const { return begin <= layer && layer < end; }
+};
+
 // Frames to embeddings. Frame g of `rgb` [G, H, W, 3] U8 (device) goes to out[g] [vision_tokens,
 // hidden] F32 (device).
 struct EncodeBatch {
   TensorView rgb;
   std::span<const TensorView> out;
+  LayerRange layers;
 };
 
 // One trunk pass over rows of many sequences: prefill chunks and decode tokens alike. Views are
@@ -103,6 +124,7 @@ struct TrunkBatch {
   int32_t num_logit_rows = 0;  // R; 0: nothing is sampled in this step
   TensorView logit_rows;       // [R] I32: rows of this batch whose logits are needed
   SampleArgs sample;           // all but `logits`, which Forward fills in
+  LayerRange layers;
 };
 
 class Model {
@@ -129,6 +151,11 @@ class Model {
   // --- worker side ---
   // Upper bound of arena bytes for a step with that many frames, trunk rows and logit rows.
   virtual size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const = 0;
+  // Of the hidden state of one pass that is cut: of so many frames, or of so many rows.
+  virtual size_t ParkingBytes(uint32_t /*frames*/, uint32_t /*rows*/,
+                              uint32_t /*logit_rows*/) const {
+    return 0;
+  }
   virtual absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const = 0;
   virtual absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const = 0;
 };

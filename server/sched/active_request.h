@@ -22,6 +22,7 @@
 namespace saccade {
 
 class Lane;
+struct Pass;
 
 // One of the request's samples. "Planned" counts what finished and in-flight steps do.
 struct SampleState {
@@ -69,7 +70,8 @@ struct ActiveRequest {
   bool preempting = false;  // gives its resources back when no step names it
   bool aged = false;
   uint32_t preemptions = 0;
-  uint32_t in_flight = 0;  // items of steps in flight that name it
+  uint32_t in_flight = 0;  // items of steps in flight and of parked passes that name it
+  Pass* pass = nullptr;    // names it and has slices that are not planned: it waits for these
 
   uint32_t prompt_planned = 0;  // prompt rows in finished or in-flight steps, and cached ones
   uint32_t prompt_done = 0;

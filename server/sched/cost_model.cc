@@ -16,8 +16,9 @@ constexpr int kSurprises = 5;        // that many in a row are a change, not a h
 constexpr double kForgetFast = 0.1;  // then, of what was before
 // Ridge, relative to the feature's own weight: what one shape alone cannot tell apart goes to the
 // unit for frames and prefill rows, so that a chunk never looks free, and to the base of the trunk
-// for decode rows, whose cost is that of reading the weights once.
-constexpr std::array<double, 5> kRidge = {1e-2, 1e-3, 3e-3, 1e-3, 3e-2};
+// for decode rows, whose cost is that of reading the weights once. A slice costs little more than
+// its layers unless steps of other lengths say otherwise.
+constexpr std::array<double, 6> kRidge = {1e-2, 1e-3, 3e-3, 1e-3, 3e-2, 1};
 // Buckets of took / predicted: 2^-2 .. 2^3, 24 per octave (3 % wide).
 constexpr double kLowestOctave = -2;
 constexpr double kPerOctave = 24;
@@ -60,32 +61,59 @@ std::array<double, N> Solve(const std::array<std::array<double, N>, N>& m,
 
 CostModel::Features CostModel::FeaturesOf(const StepShape& shape) {
   const bool trunk = shape.prefill_rows > 0 || shape.decode_rows > 0;
-  return {shape.frames > 0 ? 1.0 : 0.0, static_cast<double>(shape.frames), trunk ? 1.0 : 0.0,
-          static_cast<double>(shape.prefill_rows), static_cast<double>(shape.decode_rows)};
+  return {shape.frames > 0 ? 1.0 : 0.0,
+          static_cast<double>(shape.frames),
+          trunk ? 1.0 : 0.0,
+          static_cast<double>(shape.prefill_rows),
+          static_cast<double>(shape.decode_rows),
+          0.0};
 }
 
-size_t CostModel::KindOf(const StepShape& shape) {
-  return (shape.frames > 0 ? 1u : 0u) | (shape.prefill_rows > 0 ? 2u : 0u) |
-         (shape.decode_rows > 0 ? 4u : 0u);
+CostModel::Features CostModel::FeaturesOf(const StepShape& shape, const LayerShare& part) {
+  Features x = FeaturesOf(shape);
+  x[0] *= part.base;
+  x[1] *= part.rows;
+  x[2] *= part.base;
+  x[3] *= part.rows;
+  x[4] *= part.base;
+  x[5] = 1;
+  return x;
 }
 
-double CostModel::Mean(const StepShape& shape) const {
-  const Features x = FeaturesOf(shape);
+size_t CostModel::KindOf(const Features& x) {
+  return (x[1] > 0 ? 1u : 0u) | (x[3] > 0 ? 2u : 0u) | (x[4] > 0 ? 4u : 0u) | (x[5] > 0 ? 8u : 0u);
+}
+
+double CostModel::Mean(const Features& x) const {
   double us = 0;
   for (size_t i = 0; i < kFeatures; ++i) us += price_[i] * x[i];
   return us;
 }
 
-CostPrediction CostModel::Predict(const StepShape& shape) const {
-  const double us = Mean(shape);
+CostPrediction CostModel::PredictOf(const Features& x) const {
+  const double us = Mean(x);
   return {ToMicrosClamped(us * p50_factor_), ToMicrosClamped(us * p99_factor_)};
 }
 
-void CostModel::Observe(const StepShape& shape, Micros took) {
-  const size_t kind = KindOf(shape);
+CostPrediction CostModel::Predict(const StepShape& shape) const {
+  return PredictOf(FeaturesOf(shape));
+}
+
+CostPrediction CostModel::Predict(const StepShape& shape, const LayerShare& part) const {
+  return PredictOf(FeaturesOf(shape, part));
+}
+
+void CostModel::Observe(const StepShape& shape, Micros took) { ObserveOf(FeaturesOf(shape), took); }
+
+void CostModel::Observe(const StepShape& shape, const LayerShare& part, Micros took) {
+  ObserveOf(FeaturesOf(shape, part), took);
+}
+
+void CostModel::ObserveOf(const Features& x, Micros took) {
+  const size_t kind = KindOf(x);
   if (kind == 0) return;  // an empty step teaches nothing
   Sums& sums = sums_[kind];
-  const double mean = Mean(shape);
+  const double mean = Mean(x);
   double us = std::clamp(static_cast<double>(took.count()), 1.0, kMaxMicros);
   double forget = kForget;
   if (sums.count >= kTrustAfter && mean >= 1) {
@@ -100,7 +128,6 @@ void CostModel::Observe(const StepShape& shape, Micros took) {
   // counts little.
   const double scale = std::max(us, mean);
   const double weight = 1 / (scale * scale);
-  const Features x = FeaturesOf(shape);
   for (size_t i = 0; i < kFeatures; ++i) {
     for (size_t j = 0; j < kFeatures; ++j) {
       sums.xx[i][j] = forget * sums.xx[i][j] + weight * x[i] * x[j];

@@ -4,9 +4,10 @@
 //
 // The time is additive and non-negative: a base and a price per unit for the vision tower
 // (frames) and for the trunk (prefill rows, decode rows), so a prediction is never negative and
-// never falls when a count grows. The five prices are the non-negative least-squares fit of
+// never falls when a count grows. The prices are the non-negative least-squares fit of
 // relative errors over recent steps, ridge-regularised so that steps of a single shape spread
-// their time over the units rather than call it all base. Each kind of step (which counts are not
+// their time over the units rather than call it all base. A slice of a pass costs its share of
+// these and a price per slice. Each kind of step (which counts are not
 // zero) forgets by its own count only: an hour of decoding does not erase what a prefill costs.
 #include <array>
 #include <cstddef>
@@ -26,14 +27,19 @@ class CostModel {
  public:
   // Zero observations: predicts 0, so that nothing is refused for lack of data.
   CostPrediction Predict(const StepShape& shape) const;
+  // Of a slice with that part of the layers of a pass.
+  CostPrediction Predict(const StepShape& shape, const LayerShare& part) const;
   // A step of `shape` took that long. Times far outside the prediction are clamped first: one
   // hiccup moves nothing much, a lasting change is followed within a few steps.
   void Observe(const StepShape& shape, Micros took);
+  void Observe(const StepShape& shape, const LayerShare& part, Micros took);
   uint64_t observations() const { return observations_; }
 
  private:
-  static constexpr size_t kFeatures = 5;  // vision base, frame, trunk base, prefill, decode row
-  static constexpr size_t kKinds = 8;     // bit 0: frames, bit 1: prefill rows, bit 2: decode rows
+  // vision base, frame, trunk base, prefill row, decode row, slice
+  static constexpr size_t kFeatures = 6;
+  // bit 0: frames, bit 1: prefill rows, bit 2: decode rows, bit 3: a slice
+  static constexpr size_t kKinds = 16;
   static constexpr size_t kBuckets = 120;
   using Features = std::array<double, kFeatures>;
 
@@ -46,8 +52,11 @@ class CostModel {
   };
 
   static Features FeaturesOf(const StepShape& shape);
-  static size_t KindOf(const StepShape& shape);
-  double Mean(const StepShape& shape) const;  // microseconds, before the quantile factors
+  static Features FeaturesOf(const StepShape& shape, const LayerShare& part);
+  static size_t KindOf(const Features& x);
+  double Mean(const Features& x) const;  // microseconds, before the quantile factors
+  CostPrediction PredictOf(const Features& x) const;
+  void ObserveOf(const Features& x, Micros took);
   void Fit();
   void TrackRatio(double ratio);
 

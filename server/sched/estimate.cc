@@ -51,13 +51,25 @@ std::vector<QueueLoad::LaneLoad> QueueLoad::SumByLane() const {
   return loads;
 }
 
+// The ceiling, or where a single row is longer and can be cut, what a pass may take.
+Micros QueueLoad::StepLimit(const Lane& lane) const {
+  const StepShape row{0, 0, 1};
+  return lane.NeedsCut(row, ceiling_) ? lane.PassLimit(row) : ceiling_;
+}
+
+// What cutting a pass of that length costs.
+double QueueLoad::Overhead(const Lane& lane, double us) const {
+  if (ceiling_.count() == 0 || us <= Us(ceiling_)) return 0;
+  return std::ceil(us / Us(ceiling_)) * Us(lane.cost.Predict({}, LayerShare{}).p50);
+}
+
 // Microseconds of encodes and prefills in steps of their own.
 double QueueLoad::Prefill(const Lane& lane, uint32_t frames, uint32_t rows) const {
   if (frames == 0 && rows == 0) return 0;
   const CostPrediction all = lane.cost.Predict({frames, rows, 0});
   double steps = std::max(
       {1u, CeilDiv(frames, lane.options.max_frames), CeilDiv(rows, lane.options.max_rows)});
-  if (ceiling_.count() > 0) steps = std::max(steps, std::ceil(Us(all.p99) / Us(ceiling_)));
+  if (ceiling_.count() > 0) steps = std::max(steps, std::ceil(Us(all.p99) / Us(StepLimit(lane))));
   // Each further step pays the base of the trunk again.
   return Us(all.p50) + (steps - 1) * Us(lane.cost.Predict({0, 0, 1}).p50);
 }
@@ -71,7 +83,7 @@ double QueueLoad::DecodeStep(const Lane& lane, uint32_t rows) const {
 }
 
 TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, TimePoint start) {
-  double time = 0;
+  double time = Us(before_);
   if (worker_.lanes.size() > 1) {
     const std::vector<LaneLoad> loads = SumByLane();
     for (size_t i = 0; i < loads.size(); ++i) {
@@ -113,7 +125,7 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
   }
   const bool mine_prefills = jobs[me].prefill > 0;
   size_t next = 0;
-  const double ceiling = ceiling_.count() > 0 ? Us(ceiling_) / spread : kNoLimit;
+  const double ceiling = ceiling_.count() > 0 ? Us(StepLimit(lane)) / spread : kNoLimit;
   double squares = 0;
   for (int steps = 0; (mine_prefills && next <= me) || jobs[me].decode_steps > 0; ++steps) {
     if (steps == kMaxSteps) {
@@ -146,7 +158,8 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
       if (job.prefill > 0) break;
       if (job.decode_steps > 0) decoding.push_back(next);
     }
-    const double step = std::max(decode, taken > 0 ? Us(base.p50) : 0) + taken;
+    double step = std::max(decode, taken > 0 ? Us(base.p50) : 0) + taken;
+    step += Overhead(lane, step);
     time += step;
     squares += step * step;
   }
@@ -162,7 +175,7 @@ bool QueueLoad::CanWait(TimePoint start, Micros extra) {
   }
   std::vector<LaneLoad> sums(loads.size());
   std::vector<double> prefill(loads.size());
-  double all = 0;  // prefills up to the entry
+  double all = Us(before_);  // and the prefills up to the entry
   for (const Entry& entry : entries_) {
     if (entry.work.frames > 0 || entry.work.prefill_rows > 0) {
       LaneLoad& sum = sums[entry.lane];

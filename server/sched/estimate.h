@@ -20,6 +20,8 @@ class QueueLoad {
   QueueLoad(const WorkerState& worker, Micros step_ceiling);
   // A request that goes before.
   void AddBefore(const ActiveRequest& request);
+  // What is left of a pass that goes before.
+  void AddBefore(const Lane& lane, const Pass& pass) { before_ += lane.Left(pass); }
   // One whose decodes run along, whoever is more urgent.
   void AddAlongside(const ActiveRequest& request);
   // From `start` until `mine` on `lane` is finished, with what was added: the steps that the
@@ -47,10 +49,13 @@ class QueueLoad {
   std::vector<LaneLoad> SumByLane() const;
   double Prefill(const Lane& lane, uint32_t frames, uint32_t rows) const;
   double DecodeStep(const Lane& lane, uint32_t rows) const;
+  Micros StepLimit(const Lane& lane) const;
+  double Overhead(const Lane& lane, double us) const;
 
   const WorkerState& worker_;
   const Micros ceiling_;
   std::vector<Entry> entries_;
+  Micros before_{0};
 };
 
 // Whether `other` goes before a request of `tier` and `deadline`, of a session that is above its

@@ -1,6 +1,5 @@
 #include "sched/lane.h"
 
-#include <cmath>
 #include <utility>
 
 #include "base/strings.h"
@@ -15,6 +14,8 @@ absl::Status NeverFits(std::string_view what, uint64_t needs, uint64_t has) {
                    StrCat("the request needs ", needs, " ", what, ", the model has ", has), info);
 }
 
+constexpr double kLongPass = 2;  // times its first unit
+
 uint32_t ActionRows(const Request& request) { return request.action_tokens - 1; }
 
 uint32_t ActionBlocks(const Request& request, uint32_t block_tokens) {
@@ -23,7 +24,8 @@ uint32_t ActionBlocks(const Request& request, uint32_t block_tokens) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options) {
+absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options,
+                                                   uint32_t parking_places) {
   if (!options.worker.valid() || !options.model.valid()) {
     return absl::InvalidArgumentError("a lane needs a worker and a model");
   }
@@ -33,13 +35,31 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options) {
         "a lane needs at least one sequence slot, action token, row, frame and logit row");
   }
   ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::Create(options.kv));
-  return std::unique_ptr<Lane>(new Lane(options, std::move(cache)));
+  return std::unique_ptr<Lane>(new Lane(options, parking_places, std::move(cache)));
 }
 
-Lane::Lane(const LaneOptions& lane_options, std::unique_ptr<KvCache> cache)
+LayerSplit::LayerSplit(const std::vector<LayerShare>& costs) {
+  LayerShare sum{0, 0};
+  for (const LayerShare& layer : costs) {
+    sum.base += layer.base;
+    sum.rows += layer.rows;
+  }
+  until_.push_back({0, 0});
+  for (const LayerShare& layer : costs) {
+    const LayerShare part{sum.base > 0 ? layer.base / sum.base : 0,
+                          sum.rows > 0 ? layer.rows / sum.rows : 0};
+    until_.push_back({until_.back().base + part.base, until_.back().rows + part.rows});
+    if (part.rows > largest_.rows) largest_ = part;
+  }
+}
+
+Lane::Lane(const LaneOptions& lane_options, uint32_t parking_places, std::unique_ptr<KvCache> cache)
     : options(lane_options),
       kv(std::move(cache)),
       embeddings(lane_options.embedding_slots),
+      vision_split(lane_options.vision_layers),
+      trunk_split(lane_options.trunk_layers),
+      parked(parking_places),
       frames_(lane_options.embedding_slots) {
   free_slots_.reserve(options.sequence_slots);
   for (uint32_t i = options.sequence_slots; i-- > 0;) {
@@ -86,7 +106,8 @@ void Lane::Estimate(ActiveRequest& r) const {
   for (const Segment& segment : timeline.segments()) {
     if (segment.modality != Modality::kVision || segment.end <= r.cached_estimate) continue;
     const bool held = std::any_of(frames_.begin(), frames_.end(), [&](const FrameState& frame) {
-      return (frame.stage == FrameState::Stage::kInFlight ||
+      return (frame.stage == FrameState::Stage::kParked ||
+              frame.stage == FrameState::Stage::kInFlight ||
               frame.stage == FrameState::Stage::kReady) &&
              frame.frame == segment.content.get() && frame.camera == segment.camera;
     });
@@ -193,7 +214,8 @@ bool Lane::TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens) {
       return false;
     }
     r.embeddings[i] = *slot;
-    frame(*slot) = {FrameState::Stage::kWanted, 1, segment.content.get(), segment.camera, {}};
+    frame(*slot) = {
+        FrameState::Stage::kWanted, 1, segment.content.get(), segment.camera, nullptr, {}};
   }
   return true;
 }
@@ -269,6 +291,71 @@ void Lane::ReleaseEmbedding(EmbeddingId slot, bool poisoned) {
   embeddings.Release(slot);
 }
 
+bool Lane::NeedsCut(const StepShape& unit, Micros ceiling) const {
+  return ceiling.count() > 0 && split(unit.frames > 0).divisible() &&
+         cost.Predict(unit).p99 > ceiling;
+}
+
+Micros Lane::PassLimit(const StepShape& unit) const {
+  return Scaled(cost.Predict(unit).p99, kLongPass);
+}
+
+void Lane::Park(const std::shared_ptr<Pass>& pass) {
+  parked[pass->place] = pass;
+  for (ActiveRequest* r : pass->requests) r->pass = pass.get();
+  for (const EncodeItem& item : pass->plan.encodes) {
+    frame(item.slot).stage = FrameState::Stage::kParked;
+    frame(item.slot).pass = pass.get();
+  }
+}
+
+void Lane::Unpark(Pass& pass) {
+  for (const EncodeItem& item : pass.plan.encodes) {
+    frame(item.slot).stage = FrameState::Stage::kInFlight;
+    frame(item.slot).pass = nullptr;
+  }
+  Forget(pass);
+}
+
+void Lane::Forget(Pass& pass) {
+  // Where all slices of this one are planned, a request may be in another already.
+  for (ActiveRequest* r : pass.requests) {
+    if (r->pass == &pass) r->pass = nullptr;
+  }
+  // Last: the lane may own the pass alone.
+  if (parked[pass.place].get() == &pass) parked[pass.place] = nullptr;
+}
+
+Pass* Lane::WaitsFor(const ActiveRequest& r, uint32_t chunk) const {
+  if (r.pass != nullptr) return r.pass;
+  if (!r.started || r.prompt_planned >= r.prompt_tokens()) return nullptr;
+  const std::span<const Segment> segments = r.request.timeline->segments();
+  Pass* first = nullptr;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (!r.embeddings[i].valid()) continue;
+    const FrameState& state = frame(r.embeddings[i]);
+    if (state.stage == FrameState::Stage::kWanted) return nullptr;
+    if (first != nullptr || state.stage != FrameState::Stage::kParked) continue;
+    if (segments[i].begin >= r.prompt_planned + chunk) return nullptr;
+    first = state.pass;
+  }
+  return first;
+}
+
+uint32_t Lane::SliceEnd(const Pass& pass, Micros ceiling) const {
+  const LayerSplit& layers = split(pass.vision);
+  uint32_t end = pass.planned + 1;
+  while (end < pass.layers &&
+         cost.Predict(pass.plan.shape, layers.Part(pass.planned, end + 1)).p99 <= ceiling) {
+    ++end;
+  }
+  return end;
+}
+
+Micros Lane::Left(const Pass& pass) const {
+  return cost.Predict(pass.plan.shape, split(pass.vision).Part(pass.planned, pass.layers)).p50;
+}
+
 absl::Status Lane::CheckInvariants(const std::vector<const ActiveRequest*>& holders) const {
   const auto broken = [this](auto&&... parts) {
     return absl::InternalError(StrCat("scheduler: model ", options.model.value(), " on worker ",
@@ -329,6 +416,21 @@ absl::Status Lane::CheckInvariants(const std::vector<const ActiveRequest*>& hold
   const auto held = static_cast<uint32_t>(
       std::count_if(users.begin(), users.end(), [](uint32_t count) { return count > 0; }));
   if (held != embeddings.held()) return broken("the embedding cache holds others' slots");
+  for (size_t place = 0; place < parked.size(); ++place) {
+    const Pass* const pass = parked[place].get();
+    if (pass == nullptr) continue;
+    if (pass->place != place || pass->planned >= pass->layers || !pass->failure.ok()) {
+      return broken("a parked pass cannot go on");
+    }
+    for (const ActiveRequest* r : pass->requests) {
+      if (r->pass != pass) return broken("a request does not wait for the pass it is in");
+    }
+    for (const EncodeItem& item : pass->plan.encodes) {
+      if (frame(item.slot).stage != FrameState::Stage::kParked || frame(item.slot).pass != pass) {
+        return broken("embedding slot ", item.slot.value(), " does not wait for its pass");
+      }
+    }
+  }
   for (size_t i = 0; i < active.size(); ++i) {
     if (active[i]->lane != this || active[i]->position != i || active[i]->ended) {
       return broken("active request ", i, " is not where it says");

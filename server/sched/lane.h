@@ -5,6 +5,7 @@
 // A start is all or nothing: a request takes everything it will ever need (blocks for the prompt
 // and every action token of every sample, a sequence slot per sample, a place for every frame) or
 // nothing. So a started request waits for no resource, and no two can wait for each other.
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -18,11 +19,55 @@
 
 namespace saccade {
 
+inline Micros Scaled(Micros t, double factor) {
+  return Micros(std::llround(static_cast<double>(t.count()) * factor));
+}
+
+// How the cost of a pass is spread over its layers.
+class LayerSplit {
+ public:
+  explicit LayerSplit(const std::vector<LayerShare>& costs);
+  uint32_t layers() const { return static_cast<uint32_t>(until_.size()) - 1; }
+  bool divisible() const { return layers() > 1; }
+  // Of layers [begin, end).
+  LayerShare Part(uint32_t begin, uint32_t end) const {
+    return {until_[end].base - until_[begin].base, until_[end].rows - until_[begin].rows};
+  }
+  // Of the layer that rows make longest.
+  LayerShare largest() const { return largest_; }
+
+ private:
+  std::vector<LayerShare> until_;  // [i]: of the layers before i
+  LayerShare largest_{0, 0};
+};
+
+// Predicted time that an item takes from its class and session.
+struct Charge {
+  size_t klass = 0;
+  SessionId session;
+  double us = 0;
+};
+
+// A pass that is cut into slices. What is in it is "in flight" until its last slice is done.
+struct Pass {
+  StepPlan plan;  // all of it, as its first slice
+  bool vision = false;
+  uint32_t place = 0;
+  uint32_t layers = 0;
+  uint32_t planned = 0;                  // layers in slices that are done or in flight
+  uint32_t in_flight = 0;                // slices
+  absl::Status failure;                  // of a slice: no more are planned
+  Micros p50{0};                         // of all of it
+  std::vector<ActiveRequest*> requests;  // one entry per item
+  std::vector<Charge> charges;           // one per item, for all of it
+};
+
 // What is in one slot of the embedding pool, as far as steps are concerned.
 struct FrameState {
   enum class Stage : uint8_t {
     kEmpty,
     kWanted,    // taken; no step encodes it yet
+    kParked,    // a parked pass encodes it: rows that read it wait for the pass
     kInFlight,  // a step in flight encodes it: later rows may read it, since steps run in order
     kReady,
   };
@@ -30,12 +75,14 @@ struct FrameState {
   uint32_t users = 0;              // references, counted here as well
   const Content* frame = nullptr;  // compared only
   uint32_t camera = 0;
+  Pass* pass = nullptr;  // while kParked
   TimePoint ready_at{};
 };
 
 class Lane {
  public:
-  static absl::StatusOr<std::unique_ptr<Lane>> Create(const LaneOptions& options);
+  static absl::StatusOr<std::unique_ptr<Lane>> Create(const LaneOptions& options,
+                                                      uint32_t parking_places);
 
   // OK when the request could run alone here; else kNeverFits or INVALID_ARGUMENT.
   absl::Status CheckFits(const Request& request) const;
@@ -47,6 +94,28 @@ class Lane {
   void Preempt(ActiveRequest& r, TimePoint now);
   // Gives back the embeddings only: the prompt is computed.
   void ReleaseEmbeddings(ActiveRequest& r);
+
+  const LayerSplit& split(bool vision) const { return vision ? vision_split : trunk_split; }
+  bool divisible() const { return vision_split.divisible() || trunk_split.divisible(); }
+  // Whether `unit` is too long for a step and can be cut.
+  bool NeedsCut(const StepShape& unit, Micros ceiling) const;
+  // What a pass with `unit` in it may take: a few times as long, so that what is paid once is paid
+  // for more rows, and who waits behind it on this lane does not wait much longer than for `unit`.
+  Micros PassLimit(const StepShape& unit) const;
+  // Puts a pass with slices left into its place: what is in it waits for it.
+  void Park(const std::shared_ptr<Pass>& pass);
+  // Its last slice is planned: later steps may count on what is in it.
+  void Unpark(Pass& pass);
+  // It gets no more slices.
+  void Forget(Pass& pass);
+  // The parked pass that `r` waits for: one it is in, or one that encodes a frame before its next
+  // `chunk` rows. Null: it can go on.
+  Pass* WaitsFor(const ActiveRequest& r, uint32_t chunk) const;
+  // The next slice of `pass` ends before this layer.
+  uint32_t SliceEnd(const Pass& pass, Micros ceiling) const;
+  // Predicted time of the slices that are not planned.
+  Micros Left(const Pass& pass) const;
+
   // Updates the estimates of a request that is not started.
   void Estimate(ActiveRequest& r) const;
   RemainingWork Remaining(const ActiveRequest& r) const;
@@ -76,16 +145,19 @@ class Lane {
   std::unique_ptr<KvCache> kv;
   EmbeddingCache embeddings;
   CostModel cost;
-  std::vector<ActiveRequest*> active;  // not ended; order has no meaning
-  std::vector<BlockCopy> copies;       // for the next step
-  TimePoint observed_at{};             // of the cost model's newest observation
-  double pass = 0;                     // predicted microseconds given to this lane, for ties
-  uint64_t epoch = 1;                  // grows whenever resources may have become free
-  uint64_t planned_epoch = 0;          // `epoch` after the worker's newest step was planned
+  const LayerSplit vision_split;
+  const LayerSplit trunk_split;
+  std::vector<std::shared_ptr<Pass>> parked;  // by place; null: free
+  std::vector<ActiveRequest*> active;         // not ended; order has no meaning
+  std::vector<BlockCopy> copies;              // for the next step
+  TimePoint observed_at{};                    // of the cost model's newest observation
+  double pass = 0;                            // predicted microseconds given to this lane, for ties
+  uint64_t epoch = 1;                         // grows whenever resources may have become free
+  uint64_t planned_epoch = 0;                 // `epoch` after the worker's newest step was planned
   bool lost = false;
 
  private:
-  Lane(const LaneOptions& options, std::unique_ptr<KvCache> cache);
+  Lane(const LaneOptions& options, uint32_t parking_places, std::unique_ptr<KvCache> cache);
   bool TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens);
   bool TakeBlocks(ActiveRequest& r, std::unique_ptr<Sequence> sequence, TimePoint now);
   void ReleaseEmbedding(EmbeddingId slot, bool poisoned);

@@ -1,5 +1,7 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
@@ -19,5 +21,23 @@ struct LatencyClass {
   OnLate on_late = OnLate::kReject;
   uint32_t max_queued = 64;  // requests waiting or running
 };
+
+// How many tiers above `tier` have classes.
+inline uint32_t TiersAbove(std::span<const LatencyClass> classes, uint32_t tier) {
+  uint32_t count = 0;
+  for (size_t i = 0; i < classes.size(); ++i) {
+    if (classes[i].tier >= tier) continue;
+    const bool seen = std::any_of(classes.begin(), classes.begin() + static_cast<std::ptrdiff_t>(i),
+                                  [&](const LatencyClass& c) { return c.tier == classes[i].tier; });
+    count += seen ? 0 : 1;
+  }
+  return count;
+}
+// Of passes that are cut by layers, each tier has one at a time on a lane.
+inline uint32_t ParkingPlaces(std::span<const LatencyClass> classes) {
+  uint32_t lowest = 0;
+  for (const LatencyClass& c : classes) lowest = std::max(lowest, c.tier);
+  return TiersAbove(classes, lowest) + 1;
+}
 
 }  // namespace saccade

@@ -16,6 +16,8 @@ constexpr uint32_t kMaxPreemptions = 4;
 // Lower tiers leave a request of tier 0 the slack for that many more of its kind with nothing
 // cached.
 constexpr int kArrivals = 2;
+// Where a single layer of the first unit passes the ceiling, the layer may grow by that much.
+constexpr double kLongLayer = 1.25;
 constexpr uint32_t kNoCap = std::numeric_limits<uint32_t>::max();
 
 // Order of the kinds of work inside equal urgency, by what the class prefers.
@@ -72,64 +74,170 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   worker.JudgeSessions(now);
   candidates_.resize(worker.lanes.size());
   heads_.clear();
+  parked_heads_.clear();
   for (size_t i = 0; i < worker.lanes.size(); ++i) {
     Collect(worker, *worker.lanes[i], candidates_[i]);
     const auto head = std::min_element(candidates_[i].begin(), candidates_[i].end(), MoreUrgent);
     if (head != candidates_[i].end()) heads_.push_back(*head);
   }
+  heads_.insert(heads_.end(), parked_heads_.begin(), parked_heads_.end());
   if (heads_.empty()) return std::nullopt;
-  // Lanes by their most urgent work; on ties the lane that got least.
+  // By the most urgent work; on ties the lane that got least, and there what was begun.
   std::sort(heads_.begin(), heads_.end(), [](const Candidate& a, const Candidate& b) {
     const double a_got = a.request->lane->pass;
     const double b_got = b.request->lane->pass;
-    return std::tie(a.tier, a.hopeless, a.pass, a.over_share, a.deadline, a_got, a.order) <
-           std::tie(b.tier, b.hopeless, b.pass, b.over_share, b.deadline, b_got, b.order);
+    const bool a_new = a.parked == nullptr;
+    const bool b_new = b.parked == nullptr;
+    return std::tie(a.tier, a.hopeless, a.pass, a.over_share, a.deadline, a_got, a_new, a.order) <
+           std::tie(b.tier, b.hopeless, b.pass, b.over_share, b.deadline, b_got, b_new, b.order);
   });
   const Lane* const first_lane = heads_.front().request->lane;
   ActiveRequest* aged = PickAged(worker, *first_lane);
   if (aged == heads_.front().request) aged = nullptr;  // it goes first anyway
   if (aged != nullptr) {
-    std::stable_partition(heads_.begin(), heads_.end(), [aged](const Candidate& head) {
-      return head.request->lane == aged->lane;
+    std::stable_partition(heads_.begin(), heads_.end(), [&](const Candidate& head) {
+      return aged_pass_ != nullptr ? head.parked == aged_pass_
+                                   : head.parked == nullptr && head.request->lane == aged->lane;
     });
   }
   for (const Candidate& head : heads_) {
     lane_ = head.request->lane;
+    if (head.parked != nullptr) {
+      StepPlan plan = PlanSlice(lane_->parked[head.parked->place], head.tier, head.deadline);
+      if (aged != nullptr && head.parked == aged_pass_) MarkAged(*aged);
+      return plan;
+    }
     head_ = head.request;
-    ActiveRequest* const forced = aged != nullptr && aged->lane == lane_ ? aged : nullptr;
-    // Put before another lane's work, it gets its unit and nothing is added to it.
-    BuildStep(candidates_[lane_->index_on_worker], forced,
-              forced != nullptr && lane_ != first_lane);
+    std::vector<Candidate>& candidates = candidates_[lane_->index_on_worker];
+    ActiveRequest* const forced =
+        aged != nullptr && aged_pass_ == nullptr && aged->lane == lane_ ? aged : nullptr;
+    // Put before another lane's work, or where either is cut, it gets its unit and nothing is added
+    // to it.
+    if (forced != nullptr && !forced->started) lane_->Estimate(*forced);
+    const bool alone =
+        forced != nullptr && (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling()) ||
+                              lane_->NeedsCut(UnitOf(*head_), Ceiling()));
+    BuildStep(candidates, forced, alone);
+    if (empty() && alone) {
+      head_ = head.request;
+      BuildStep(candidates, nullptr, false);
+    }
     if (empty()) continue;
     const CostPrediction predicted = lane_->cost.Predict(plan_.shape);
-    plan_.predicted_p50 = record.p50 = predicted.p50;
-    plan_.predicted_p99 = predicted.p99;
-    record.id = id;
-    record.lane = lane_;
-    lane_->pass += std::max(1.0, static_cast<double>(predicted.p50.count()));
+    if (cut_ != Cut::kNone && predicted.p99 > Ceiling()) return CutPlan();
+    Publish(plan_, predicted);
     return std::exchange(plan_, StepPlan());
   }
   return std::nullopt;
 }
 
+void Planner::Publish(StepPlan& plan, const CostPrediction& predicted) {
+  plan.predicted_p50 = record_->p50 = predicted.p50;
+  plan.predicted_p99 = predicted.p99;
+  record_->id = id_;
+  record_->lane = lane_;
+  lane_->pass += std::max(1.0, static_cast<double>(predicted.p50.count()));
+}
+
+// The plan that was made is longer than a step: its first slice.
+StepPlan Planner::CutPlan() {
+  auto pass = std::make_shared<Pass>();
+  pass->plan = std::exchange(plan_, StepPlan());
+  pass->vision = cut_ == Cut::kVision;
+  pass->place = TiersAbove(options_.classes, record_->best_tier);
+  const bool sampled = std::any_of(pass->plan.trunk.begin(), pass->plan.trunk.end(),
+                                   [](const TrunkItem& item) { return !item.samples.empty(); });
+  pass->layers = lane_->split(pass->vision).layers() - (pass->vision || sampled ? 0 : 1);
+  pass->p50 = lane_->cost.Predict(pass->plan.shape).p50;
+  pass->requests = std::move(record_->requests);
+  pass->charges = std::move(record_->charges);
+  const uint32_t tier = record_->best_tier;
+  const TimePoint deadline = record_->earliest_deadline;
+  lane_->Park(pass);
+  return PlanSlice(std::move(pass), tier, deadline);
+}
+
+StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint deadline) {
+  StepPlan plan = pass->plan;
+  plan.id = id_;
+  const uint32_t begin = pass->planned;
+  const uint32_t end = lane_->SliceEnd(*pass, Ceiling());
+  if (begin > 0) plan.copies.clear();
+  plan.slice = {begin,       end,           pass->layers,
+                pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};
+  const CostPrediction predicted = lane_->cost.Predict(plan.shape, plan.slice.share);
+  *record_ = InFlightStep();
+  record_->best_tier = tier;
+  record_->earliest_deadline = deadline;
+  Publish(plan, predicted);
+  const double part = static_cast<double>(predicted.p50.count()) /
+                      std::max(1.0, static_cast<double>(pass->p50.count()));
+  for (Charge charge : pass->charges) {
+    charge.us *= part;
+    record_->charges.push_back(charge);
+  }
+  for (ActiveRequest* r : pass->requests) r->served_at = now_;
+  pass->planned = end;
+  ++pass->in_flight;
+  if (end == pass->layers) lane_->Unpark(*pass);
+  record_->pass = std::move(pass);
+  return plan;
+}
+
+Planner::Candidate Planner::CandidateOf(const WorkerState& worker, ActiveRequest& r,
+                                        Micros first) const {
+  const Lane& lane = *r.lane;
+  Candidate c;
+  c.request = &r;
+  c.tier = r.klass->tier;
+  if (c.tier > 0) c.pass = worker.class_pass[static_cast<size_t>(r.request.klass.value())];
+  c.deadline = r.deadline;
+  c.over_share = r.use->over_share;
+  c.order = r.order;
+  if (r.may_expire()) {
+    const RemainingWork work = lane.Remaining(r);
+    const Micros alone = first + lane.cost.Predict({work.frames, work.prefill_rows, 0}).p50 +
+                         work.decode_steps * lane.cost.Predict({0, 0, work.decode_rows}).p50;
+    c.hopeless = start_ + alone > r.deadline;
+  }
+  return c;
+}
+
+// A parked pass is as urgent as the most urgent request that waits for it.
+void Planner::AddParked(const Candidate& c) {
+  const auto same = std::find_if(parked_heads_.begin(), parked_heads_.end(),
+                                 [&](const Candidate& p) { return p.parked == c.parked; });
+  if (same == parked_heads_.end()) {
+    parked_heads_.push_back(c);
+  } else if (MoreUrgent(c, *same)) {
+    *same = c;
+  }
+}
+
 void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out) {
   out.clear();
+  const bool frames_parked =
+      std::any_of(lane.parked.begin(), lane.parked.end(),
+                  [](const auto& pass) { return pass != nullptr && pass->vision; });
   for (ActiveRequest* r : lane.active) {
     r->considered = id_;
-    if (r->preempting || r->fully_planned() || r->expired(start_)) continue;
-    Candidate c;
-    c.request = r;
-    c.tier = r->klass->tier;
-    if (c.tier > 0) c.pass = worker.class_pass[static_cast<size_t>(r->request.klass.value())];
-    c.deadline = r->deadline;
-    c.over_share = r->use->over_share;
-    c.order = r->order;
-    if (r->may_expire()) {
-      const RemainingWork work = lane.Remaining(*r);
-      const Micros alone = lane.cost.Predict({work.frames, work.prefill_rows, 0}).p50 +
-                           work.decode_steps * lane.cost.Predict({0, 0, work.decode_rows}).p50;
-      c.hopeless = start_ + alone > r->deadline;
+    if (r->preempting || r->expired(start_)) continue;
+    const auto wants = [&](Pass* pass) {
+      if (lane.parked[pass->place].get() != pass) return;  // it failed
+      Candidate c = CandidateOf(worker, *r, lane.Left(*pass));
+      c.parked = pass;
+      AddParked(c);
+    };
+    for (size_t e = 0; frames_parked && e < r->embeddings.size(); ++e) {
+      if (!r->embeddings[e].valid()) continue;
+      if (Pass* const pass = lane.frame(r->embeddings[e]).pass) wants(pass);
     }
+    if (Pass* const pass = lane.WaitsFor(*r, options_.min_prefill_chunk)) {
+      wants(pass);
+      continue;
+    }
+    if (r->fully_planned()) continue;
+    Candidate c = CandidateOf(worker, *r, Micros(0));
     const auto add = [&](Kind kind) {
       const Modality preferred = r->klass->preferred;
       const bool action_first = preferred == Modality::kAction || preferred == Modality::kState;
@@ -157,12 +265,16 @@ void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candida
 // The oldest request below the top tier that waited too long, when ageing has share left and no
 // request of the top tier would miss its deadline because of one unit of it.
 ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
+  aged_pass_ = nullptr;
   if (now_ < worker.next_aged) return nullptr;
   ActiveRequest* oldest = nullptr;
   for (const Lane* lane : worker.lanes) {
     for (ActiveRequest* r : lane->active) {
-      if (r->klass->tier == 0 || r->preempting || r->fully_planned() || r->expired(start_) ||
-          r->request.tap != nullptr || r->blocked_epoch == lane->epoch) {
+      if (r->klass->tier == 0 || r->preempting || r->expired(start_) || r->request.tap != nullptr) {
+        continue;
+      }
+      if (lane->WaitsFor(*r, options_.min_prefill_chunk) == nullptr &&
+          (r->fully_planned() || r->blocked_epoch == lane->epoch)) {
         continue;
       }
       if (!r->aged && Since(r->served_at, now_) < options_.max_wait) continue;
@@ -170,16 +282,35 @@ ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
     }
   }
   if (oldest == nullptr) return nullptr;
-  StepShape unit = FirstUnit(*oldest).shape;
-  if (unit == StepShape{}) unit.decode_rows = oldest->request.samples;
-  // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
-  // another lane it has a step of its own.
   const Lane& lane = *oldest->lane;
-  const Micros others =
-      &lane == &first && lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
-  ++unit.decode_rows;
-  aged_cost_ = std::max(Micros(1), lane.cost.Predict(unit).p50 - others);
+  StepShape unit = UnitOf(*oldest);
+  const bool cut = lane.NeedsCut(unit, Ceiling());
+  aged_pass_ = lane.WaitsFor(*oldest, options_.min_prefill_chunk);
+  if (aged_pass_ == nullptr && cut) aged_pass_ = lane.parked[PlaceOf(*oldest)].get();
+  if (aged_pass_ != nullptr) {
+    const auto head = std::find_if(parked_heads_.begin(), parked_heads_.end(),
+                                   [&](const Candidate& c) { return c.parked == aged_pass_; });
+    if (head == parked_heads_.end()) return nullptr;
+    const LayerShare part = lane.split(aged_pass_->vision)
+                                .Part(aged_pass_->planned, lane.SliceEnd(*aged_pass_, Ceiling()));
+    aged_cost_ = std::max(Micros(1), lane.cost.Predict(aged_pass_->plan.shape, part).p50);
+  } else if (cut) {
+    aged_cost_ = Ceiling();
+  } else {
+    // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
+    // another lane it has a step of its own.
+    const Micros others =
+        &lane == &first && lane.active.size() > 1 ? lane.cost.Predict({0, 0, 1}).p50 : Micros(0);
+    ++unit.decode_rows;
+    aged_cost_ = std::max(Micros(1), lane.cost.Predict(unit).p50 - others);
+  }
   return TopTierCanWait(worker, aged_cost_) ? oldest : nullptr;
+}
+
+void Planner::MarkAged(ActiveRequest& r) {
+  r.aged = true;
+  worker_->next_aged =
+      now_ + Micros(std::llround(static_cast<double>(aged_cost_.count()) / options_.ageing_share));
 }
 
 bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
@@ -187,6 +318,9 @@ bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
   for (const Lane* lane : worker.lanes) {
     for (const ActiveRequest* r : lane->active) {
       if (r->klass->tier == 0 && !r->expired(start_)) load.AddBefore(*r);
+    }
+    for (const auto& pass : lane->parked) {
+      if (pass != nullptr && pass->place == 0) load.AddBefore(*lane, *pass);
     }
   }
   return load.CanWait(start_, extra);
@@ -206,11 +340,14 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
   tier_.reset();
   upper_limit_ = lower_limit_ = Micros::max();
   starts_barred_ = lower_starts_barred_ = false;
+  if (!ChooseCut(candidates, aged, only_aged)) return TakeCopies();
 
   // A tapped request runs alone: its taps are the tensors of its steps.
   const bool solo = head_->request.tap != nullptr;
   if (aged != nullptr && !solo) ForceUnit(*aged);
   if (only_aged && !empty()) candidates.clear();
+  // It has just started and waits for a parked pass.
+  if (only_aged && empty() && cut_ != Cut::kNone) return TakeCopies();
   // A heap: a full step ends long before the last of many requests.
   const auto after = [](const Candidate& a, const Candidate& b) { return StepOrder(b, a); };
   std::make_heap(candidates.begin(), candidates.end(), after);
@@ -238,7 +375,8 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
         // what others publish meanwhile.
         if (!r.started && !empty() && !Fits(FirstUnit(r).shape, limit)) break;
         if (!EnsureStarted(r, false)) break;
-        if (c.kind == Kind::kEncode) {
+        // The head started before its turn: its frames may be there already.
+        if (c.kind == Kind::kEncode && (&r != head_ || HasWantedFrame(r))) {
           PlanEncodes(r, limit, kNoCap);
         } else {
           PlanPrefill(r, limit, kNoCap);
@@ -248,12 +386,76 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
     }
     if (plan_.encodes.size() + plan_.trunk.size() > items) Constrain(c);
   }
+  TakeCopies();
+}
+
+// The copies that starts asked for go into the step, or wait for the next one.
+void Planner::TakeCopies() {
   if (empty()) {
     lane_->kv->ReturnCopies(lane_->copies);
   } else {
     plan_.copies = std::move(lane_->copies);
   }
   lane_->copies.clear();
+}
+
+// What `r` goes on with.
+StepShape Planner::UnitOf(const ActiveRequest& r) const {
+  const StepShape unit = FirstUnit(r).shape;
+  return unit == StepShape{} ? StepShape{0, 0, 1} : unit;
+}
+
+// Sets the limits of a step that begins with `unit` of `r`: those of a pass where it does not fit
+// the ceiling. False: the place for that pass is taken.
+bool Planner::SetCut(const ActiveRequest& r, const StepShape& unit) {
+  cut_ = Cut::kNone;
+  step_limit_ = Ceiling();
+  if (!lane_->NeedsCut(unit, Ceiling())) return true;
+  if (lane_->parked[PlaceOf(r)] != nullptr) return false;
+  const bool vision = unit.frames > 0;
+  cut_ = vision ? Cut::kVision : Cut::kTrunk;
+  pass_tier_ = r.klass->tier;
+  step_limit_ = lane_->PassLimit(unit);
+  const LayerShare layer = lane_->split(vision).largest();
+  layer_limit_ = std::max(Ceiling(), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
+  return true;
+}
+
+// Whether `unit` of `r` may come into the step as it is cut; the first one decides how. `limit`
+// becomes no more than the limit of the step.
+bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit) {
+  if (empty() && !reserve_.any()) {
+    const bool admitted = SetCut(r, unit);
+    limit = std::min(limit, step_limit_);
+    return admitted;
+  }
+  if (cut_ == Cut::kNone) return true;
+  return cut_ == (unit.frames > 0 ? Cut::kVision : Cut::kTrunk) && r.klass->tier >= pass_tier_;
+}
+
+// Looks ahead to the unit that the step is for: that of `aged` when it is alone, or of the head,
+// for which others leave room. False: nothing can be planned.
+bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone) {
+  cut_ = Cut::kNone;
+  step_limit_ = Ceiling();
+  if (!lane_->divisible() || Ceiling() == Micros::max()) return true;
+  ActiveRequest* first = alone ? aged : head_;
+  if (!first->started) lane_->Estimate(*first);
+  if (!SetCut(*first, UnitOf(*first))) return false;
+  // What it goes on with is known once it has started. Who cannot start leaves the turn to the most
+  // urgent of those that have.
+  if (aged != nullptr && !EnsureStarted(*aged, true) && alone) return false;
+  if (!EnsureStarted(*first, false)) {
+    const Candidate* next = nullptr;
+    for (const Candidate& c : candidates) {
+      if (!c.request->started || c.request->preempting) continue;
+      if (next == nullptr || MoreUrgent(c, *next)) next = &c;
+    }
+    if (next == nullptr) return false;
+    first = next->request;
+  }
+  head_ = first;
+  return SetCut(*first, UnitOf(*first));
 }
 
 void Planner::EnterTier(const Candidate& entering, const std::vector<Candidate>& others) {
@@ -280,7 +482,7 @@ void Planner::EnterTier(const Candidate& entering, const std::vector<Candidate>&
 }
 
 Micros Planner::TimeLimit(const Candidate& c) {
-  const Micros limit = std::min(Ceiling(), upper_limit_);
+  const Micros limit = std::min(step_limit_, upper_limit_);
   if (c.kind == Kind::kDecode || c.request == head_) return limit;
   // Decode rows came first, in the order of urgency: those less urgent than `c` do not bind it.
   while (peer_next_ < peers_.size() &&
@@ -325,19 +527,18 @@ void Planner::Constrain(const Candidate& c) {
 
 void Planner::ForceUnit(ActiveRequest& aged) {
   if (!EnsureStarted(aged, true)) return;
-  const Micros limit = Ceiling();
+  // A pass is for as many rows as it may take: its slices are what is small.
+  const uint32_t rows =
+      lane_->NeedsCut(UnitOf(aged), Ceiling()) ? kNoCap : options_.min_prefill_chunk;
   if (HasWantedFrame(aged)) {
-    PlanEncodes(aged, limit, 1);
+    PlanEncodes(aged, step_limit_, 1);
   } else if (aged.prompt_planned < aged.prompt_tokens()) {
-    PlanPrefill(aged, limit, options_.min_prefill_chunk);
+    PlanPrefill(aged, step_limit_, rows);
   } else {
-    PlanDecode(aged, limit);
-    if (empty()) PlanPrefill(aged, limit, options_.min_prefill_chunk);
+    PlanDecode(aged, step_limit_);
+    if (empty()) PlanPrefill(aged, step_limit_, rows);
   }
-  if (empty()) return;
-  aged.aged = true;
-  worker_->next_aged =
-      now_ + Micros(std::llround(static_cast<double>(aged_cost_.count()) / options_.ageing_share));
+  if (!empty()) MarkAged(aged);
 }
 
 // ---------------------------------------------------------------------------------------- starts
@@ -426,10 +627,12 @@ uint32_t Planner::LogitRowsLeft() const {
 // Not even the cheapest unit fits any more.
 bool Planner::Full() const {
   if (empty() || reserve_.any()) return false;
-  if (RowsLeft() == 0 && plan_.shape.frames >= lane_->options.max_frames) return true;
-  const Micros limit = Ceiling();
-  return limit != Micros::max() && !Fits({0, 0, 1}, limit) && !Fits({0, 1, 0}, limit) &&
-         !Fits({1, 0, 0}, limit);
+  const bool limited = step_limit_ != Micros::max();
+  const bool frames_full = cut_ == Cut::kTrunk || plan_.shape.frames >= lane_->options.max_frames;
+  const bool rows_full = cut_ == Cut::kVision || RowsLeft() == 0;
+  if (frames_full && rows_full) return true;
+  return limited && !Fits({0, 0, 1}, step_limit_) && !Fits({0, 1, 0}, step_limit_) &&
+         !Fits({1, 0, 0}, step_limit_);
 }
 
 bool Planner::Fits(const StepShape& more, Micros limit) const {
@@ -438,7 +641,9 @@ bool Planner::Fits(const StepShape& more, Micros limit) const {
   const StepShape all{now.frames + kept.frames + more.frames,
                       now.prefill_rows + kept.prefill_rows + more.prefill_rows,
                       now.decode_rows + kept.decode_rows + more.decode_rows};
-  return lane_->cost.Predict(all).p99 <= limit;
+  if (lane_->cost.Predict(all).p99 > limit) return false;
+  return cut_ == Cut::kNone ||
+         lane_->cost.Predict(all, lane_->split(cut_ == Cut::kVision).largest()).p99 <= layer_limit_;
 }
 
 uint32_t Planner::FitRows(uint32_t wanted, Micros limit) const {
@@ -492,13 +697,13 @@ void Planner::Name(ActiveRequest& r) {
 }
 
 // `units` on top, so that work which the cost model knows nothing of yet is not free.
-void Planner::Charge(ActiveRequest& r, Micros more, uint32_t units) {
+void Planner::ChargeTo(ActiveRequest& r, Micros more, uint32_t units) {
   const double us = static_cast<double>(more.count()) + units;
-  r.use->used += us;
   record_->charges.push_back({static_cast<size_t>(r.request.klass.value()), r.request.session, us});
 }
 
 void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
+  if (!Admits(r, {0, 0, 1}, limit)) return;
   for (SampleState& sample : r.samples) {
     if (sample.planned_tokens >= r.request.action_tokens || sample.rows_to_compute() != 1 ||
         sample.last_step == id_) {
@@ -512,6 +717,7 @@ void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
 }
 
 void Planner::PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames) {
+  if (!HasWantedFrame(r) || !Admits(r, {1, 0, 0}, limit)) return;
   const std::span<const Segment> segments = r.request.timeline->segments();
   uint32_t planned = 0;
   for (size_t i = 0; i < segments.size() && planned < max_frames; ++i) {
@@ -519,16 +725,18 @@ void Planner::PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames) {
     if (!slot.valid()) continue;
     FrameState& frame = lane_->frame(slot);
     if (frame.stage != FrameState::Stage::kWanted) continue;
+    if (cut_ == Cut::kVision && !empty() && segments[i].camera != camera_) continue;
     if (plan_.shape.frames + reserve_.shape.frames >= lane_->options.max_frames) return;
     const bool forced = empty() && !reserve_.any();
     if (!forced && !Fits({1, 0, 0}, limit)) return;
     frame.stage = FrameState::Stage::kInFlight;
+    camera_ = segments[i].camera;
     plan_.encodes.push_back(
         {r.request.id, segments[i].content, segments[i].camera, slot, r.request.tap});
     const Micros before = lane_->cost.Predict(plan_.shape).p50;
     ++plan_.shape.frames;
     Name(r);
-    Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, 1);
+    ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, 1);
     ++planned;
   }
 }
@@ -547,7 +755,8 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
     }
     if (LogitRowsLeft() == 0) return;
     const uint32_t wanted = std::min({gap, RowsLeft(), max_rows});
-    if (wanted == 0) return;
+    const StepShape unit{0, std::min(wanted, options_.min_prefill_chunk), 0};
+    if (wanted == 0 || !Admits(r, unit, limit)) return;
     const bool forced = empty() && !reserve_.any();
     const uint32_t least = std::min(wanted, options_.min_prefill_chunk);
     uint32_t count = FitRows(wanted, limit);
@@ -563,21 +772,26 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   const std::span<const Segment> segments = r.request.timeline->segments();
   const uint32_t begin = r.prompt_planned;
   uint32_t end = r.prompt_tokens();  // of the rows whose embeddings are there or on their way
+  bool waits = false;                // for a parked pass: no small piece before it
   for (size_t i = 0; i < segments.size(); ++i) {
     const EmbeddingId slot = r.embeddings[i];
-    if (slot.valid() && segments[i].end > begin &&
-        lane_->frame(slot).stage == FrameState::Stage::kWanted) {
+    if (!slot.valid() || segments[i].end <= begin) continue;
+    const FrameState::Stage stage = lane_->frame(slot).stage;
+    waits = stage == FrameState::Stage::kParked;
+    if (waits || stage == FrameState::Stage::kWanted) {
       end = std::max(begin, segments[i].begin);
       break;
     }
   }
-  const bool forced = empty() && !reserve_.any();
-  const uint32_t wanted = std::min({end - begin, RowsLeft(), max_rows});
-  if (wanted == 0) return;
-  uint32_t count = FitRows(wanted, limit);
-  if (forced) count = std::max(count, std::min(wanted, options_.min_prefill_chunk));
   // Small pieces only where the prompt ends: each pays the base of a step.
   const uint32_t least = std::min(options_.min_prefill_chunk, r.prompt_tokens() - begin);
+  const uint32_t wanted = std::min({end - begin, RowsLeft(), max_rows});
+  if (wanted == 0 || (waits && end - begin < least)) return;
+  const uint32_t unit = std::min(wanted, options_.min_prefill_chunk);
+  if (!Admits(r, {0, unit, 0}, limit)) return;
+  const bool forced = empty() && !reserve_.any();
+  uint32_t count = FitRows(wanted, limit);
+  if (forced) count = std::max(count, unit);
   if (!forced && count < std::min(least, max_rows)) return;
 
   uint32_t sampled = 0;
@@ -612,7 +826,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   plan_.shape.prefill_rows += count;
   plan_.trunk.push_back(std::move(item));
   Name(r);
-  Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
+  ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
 // The next `count` action rows of a sample. Its last open row is a decode row.
@@ -643,7 +857,7 @@ void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t cou
   (decode ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
   plan_.trunk.push_back(std::move(item));
   Name(r);
-  Charge(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
+  ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
 }  // namespace saccade

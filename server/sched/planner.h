@@ -15,6 +15,14 @@
 //    arrives there next needs it.
 // The most urgent unit of a step is under no limit, so a step always makes progress, and decode
 // rows leave room for it.
+//
+// Passes: where that unit alone is longer than the ceiling, and the lane's model can be cut by
+// layers, the step becomes a pass of several slices. It may be some times as long as the unit, so
+// that what it pays once (reading the weights) is paid for more than one row, and each of its
+// layers still fits the ceiling. A pass encodes frames of one camera or computes rows of the trunk,
+// never both, so that one kind of hidden state is parked between slices. A tier has one pass at a
+// time on a lane. Its next slice competes with new work by the most urgent request that waits for
+// it.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -47,7 +55,9 @@ class Planner {
     bool over_share = false;  // its session is, among those of its class
     TimePoint deadline = kNever;
     uint64_t order = 0;
+    Pass* parked = nullptr;  // the next slice of this; null: new work of the request's lane
   };
+  enum class Cut : uint8_t { kNone, kVision, kTrunk };
   // What a request in the step allows less urgent work of its tier.
   struct Peer {
     double pass;
@@ -65,11 +75,25 @@ class Planner {
 
   static bool StepOrder(const Candidate& a, const Candidate& b);
   static bool MoreUrgent(const Candidate& a, const Candidate& b);
+  Candidate CandidateOf(const WorkerState& worker, ActiveRequest& r, Micros first) const;
   void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
+  void AddParked(const Candidate& c);
   ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
+  void MarkAged(ActiveRequest& r);
   bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
 
+  StepPlan PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint deadline);
+  StepPlan CutPlan();
+  void Publish(StepPlan& plan, const CostPrediction& predicted);
   void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
+  bool SetCut(const ActiveRequest& r, const StepShape& unit);
+  bool Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit);
+  bool ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone);
+  void TakeCopies();
+  StepShape UnitOf(const ActiveRequest& r) const;
+  uint32_t PlaceOf(const ActiveRequest& r) const {
+    return TiersAbove(options_.classes, r.klass->tier);
+  }
   void EnterTier(const Candidate& entering, const std::vector<Candidate>& others);
   Micros TimeLimit(const Candidate& c);
   void ForceUnit(ActiveRequest& aged);
@@ -87,7 +111,7 @@ class Planner {
   bool Full() const;
   SampleTarget TargetOf(const ActiveRequest& r, const SampleState& sample) const;
   void Name(ActiveRequest& r);
-  void Charge(ActiveRequest& r, Micros more, uint32_t units);
+  void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);
   void Constrain(const Candidate& c);
 
   Micros Ceiling() const {
@@ -111,7 +135,13 @@ class Planner {
   uint32_t logit_rows_ = 0;
   Reserve reserve_;
   ActiveRequest* head_ = nullptr;
-  Micros aged_cost_{0};  // of the unit that ageing may put first
+  Cut cut_ = Cut::kNone;
+  Micros step_limit_ = Micros::max();   // the ceiling, or what a pass may take
+  Micros layer_limit_ = Micros::max();  // of the longest layer of a pass
+  uint32_t pass_tier_ = 0;              // whose place the pass takes
+  uint32_t camera_ = 0;                 // of the frames of a vision pass
+  Micros aged_cost_{0};                 // of the unit that ageing may put first
+  Pass* aged_pass_ = nullptr;           // that unit is its next slice
   std::optional<uint32_t> tier_;
   uint32_t tier_decode_rows_ = 0;       // decode rows that the current tier may add
   Micros upper_limit_ = Micros::max();  // by requests of higher tiers
@@ -125,6 +155,7 @@ class Planner {
   // Reused between plans.
   std::vector<std::vector<Candidate>> candidates_;
   std::vector<Candidate> heads_;
+  std::vector<Candidate> parked_heads_;
   std::vector<ActiveRequest*> victims_;
 };
 

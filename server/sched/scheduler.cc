@@ -26,14 +26,16 @@ constexpr Micros kLeastRetry{1'000};  // a retry sooner than this changes nothin
 constexpr double kQueueingReserve = 1.0;
 constexpr double kMostUsedAbove = 0.95;
 
-Micros Scaled(Micros t, double factor) {
-  return Micros(std::llround(static_cast<double>(t.count()) * factor));
-}
-
 absl::Status WorkerFailed(std::string_view message) {
   ErrorInfo info;
   info.reason = Reason::kWorkerFailed;
   return MakeError(absl::StatusCode::kUnavailable, message, info);
+}
+
+absl::Status StepFailure(const absl::Status& status) {
+  return GetErrorInfo(status).reason != Reason::kUnspecified
+             ? status
+             : WorkerFailed(StrCat("a step failed: ", FromAbsl(status.message())));
 }
 
 absl::Status Internal(Reason reason, std::string_view message) {
@@ -95,8 +97,14 @@ class Scheduler::Impl {
   void Settle(ActiveRequest& r, TimePoint now);
   void Poison(ActiveRequest& r, absl::Status status, TimePoint now);
   void TakeTokens(const StepResult& result, TimePoint now);
-  void FailStep(const StepPlan& plan, const InFlightStep& step, const absl::Status& status,
-                TimePoint now);
+  void FailWork(Lane& lane, const StepPlan& plan, const std::vector<ActiveRequest*>& named,
+                const absl::Status& status, TimePoint now);
+  void OnSliceDone(const StepPlan& plan, const StepResult& result, const InFlightStep& step,
+                   TimePoint now);
+  void SettleAll(const StepPlan& plan, TimePoint now);
+  void Undo(Lane& lane, const StepPlan& plan);
+  static bool Unwanted(const Lane& lane, const Pass& pass);
+  void DropUnwanted(Lane& lane, TimePoint now);
   void CompleteStep(const StepPlan& plan, const StepResult& result, TimePoint now);
   void Predict(WorkerState& worker, TimePoint now) const;
   static void Withdraw(ActiveRequest& r, const TrunkItem& item);
@@ -118,7 +126,8 @@ class Scheduler::Impl {
 // ----------------------------------------------------------------------------------------- lookup
 
 absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(options));
+  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane,
+                   Lane::Create(options, ParkingPlaces(options_.classes)));
   for (const auto& other : lanes_) {
     if (other->options.worker == options.worker && other->options.model == options.model) {
       return InvalidField("lanes", "a model is twice on one worker");
@@ -194,6 +203,13 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
       }
     }
   }
+  for (const Lane* other : worker.lanes) {
+    for (const auto& pass : other->parked) {
+      if (pass != nullptr && pass->place <= TiersAbove(options_.classes, r.klass->tier)) {
+        load.AddBefore(*other, *pass);
+      }
+    }
+  }
   const RemainingWork mine = lane.Remaining(r);
   TimeEstimate estimate = load.Finish(lane, mine, free_at);
   const Micros alone = QueueLoad(worker, options_.step_ceiling).Finish(lane, mine, free_at).p50;
@@ -215,7 +231,11 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
     } else if (work.prefill_rows > 0) {
       unit = {0, std::min(work.prefill_rows, options_.min_prefill_chunk), 0};
     }
-    estimate.p50 += its_lane.cost.Predict(unit).p50 + Scaled(estimate.p50, options_.ageing_share);
+    Micros first = its_lane.cost.Predict(unit).p50;
+    if (its_lane.NeedsCut(unit, options_.step_ceiling)) {
+      first = std::min(first, options_.step_ceiling);
+    }
+    estimate.p50 += first + Scaled(estimate.p50, options_.ageing_share);
   }
   return estimate;
 }
@@ -373,20 +393,33 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
   }
   const TimePoint start = std::max(now, free_at);
   InFlightStep record;
-  std::optional<StepPlan> plan = planner_.Plan(*worker, StepId(next_step_), now, start, record);
-  if (!plan && Steal(*worker))
-    plan = planner_.Plan(*worker, StepId(next_step_), now, start, record);
+  const auto make = [&] {
+    for (Lane* lane : worker->lanes) DropUnwanted(*lane, now);
+    return planner_.Plan(*worker, StepId(next_step_), now, start, record);
+  };
+  std::optional<StepPlan> plan = make();
+  // Planning may have taken a parked pass from all that wanted it: what it held is free now.
+  if (!plan && std::any_of(worker->lanes.begin(), worker->lanes.end(), [](const Lane* lane) {
+        return std::any_of(lane->parked.begin(), lane->parked.end(), [lane](const auto& pass) {
+          return pass != nullptr && Unwanted(*lane, *pass);
+        });
+      })) {
+    plan = make();
+  }
+  if (!plan && Steal(*worker)) plan = make();
   for (Lane* lane : worker->lanes) lane->planned_epoch = lane->epoch;
   if (!plan) return std::nullopt;
   ++next_step_;
-  for (ActiveRequest* r : record.requests) {
+  for (ActiveRequest* r : record.named()) {
     if (r->planned) continue;
     r->planned = true;
     ClassCounts& counts = classes_[Index(r->request.klass)];
     --counts.queued;
     ++counts.running;
   }
-  for (const InFlightStep::Charge& c : record.charges) worker->Charge(options_.classes, c, now);
+  for (size_t i = 0; i < record.charges.size(); ++i) {
+    worker->Take(options_.classes, record.charges[i], *record.named()[i], now);
+  }
   worker->busy_until = start + record.p50;
   worker->in_flight.push_back(std::move(record));
   return plan;
@@ -468,17 +501,17 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   worker->in_flight.pop_back();
   Lane& lane = *step.lane;
   ++lane.epoch;
-  for (const EncodeItem& item : plan.encodes) {
-    lane.frame(item.slot).stage = FrameState::Stage::kWanted;
-    if (ActiveRequest* r = Find(item.request)) --r->in_flight;
+  if (step.pass != nullptr) {
+    Pass& pass = *step.pass;
+    pass.planned = plan.slice.begin;
+    --pass.in_flight;
+    if (pass.failure.ok() && !plan.slice.first()) lane.Park(step.pass);
   }
-  for (const TrunkItem& item : plan.trunk) {
-    ActiveRequest* r = Find(item.request);
-    if (r == nullptr) continue;
-    --r->in_flight;
-    Withdraw(*r, item);
+  if (step.pass == nullptr || plan.slice.first()) {
+    if (step.pass != nullptr) lane.Forget(*step.pass);
+    Undo(lane, plan);
+    lane.kv->ReturnCopies(plan.copies);
   }
-  lane.kv->ReturnCopies(plan.copies);
   for (const auto& [klass, session, us] : step.charges) {
     if (SessionUse* use = worker->FindSession(session, klass)) {
       use->used = std::max(0.0, use->used - us);
@@ -487,11 +520,60 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
     worker->class_used[klass] = std::max(0.0, worker->class_used[klass] - us);
   }
   worker->busy_until -= step.p50;
+  if (step.pass != nullptr && !step.pass->failure.ok() && step.pass->in_flight == 0) {
+    FailWork(lane, step.pass->plan, step.pass->requests, step.pass->failure, now);
+  }
+  SettleAll(plan, now);
+  DropUnwanted(lane, now);
+}
+
+// Everything in `plan` is plannable again.
+void Scheduler::Impl::Undo(Lane& lane, const StepPlan& plan) {
+  for (const EncodeItem& item : plan.encodes) {
+    lane.frame(item.slot).stage = FrameState::Stage::kWanted;
+    lane.frame(item.slot).pass = nullptr;
+    if (ActiveRequest* r = Find(item.request)) --r->in_flight;
+  }
+  for (const TrunkItem& item : plan.trunk) {
+    ActiveRequest* r = Find(item.request);
+    if (r == nullptr) continue;
+    --r->in_flight;
+    Withdraw(*r, item);
+  }
+}
+
+void Scheduler::Impl::SettleAll(const StepPlan& plan, TimePoint now) {
   for (const EncodeItem& item : plan.encodes) {
     if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
   }
   for (const TrunkItem& item : plan.trunk) {
     if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
+  }
+}
+
+// Nobody needs what a parked pass computes, and no slice of it is in flight.
+bool Scheduler::Impl::Unwanted(const Lane& lane, const Pass& pass) {
+  const auto wants = [](const ActiveRequest* r) { return !r->ended && !r->preempting; };
+  if (pass.in_flight > 0 || std::any_of(pass.requests.begin(), pass.requests.end(), wants)) {
+    return false;
+  }
+  return !pass.vision ||
+         std::none_of(lane.active.begin(), lane.active.end(), [&](const ActiveRequest* r) {
+           return wants(r) &&
+                  std::any_of(r->embeddings.begin(), r->embeddings.end(), [&](EmbeddingId slot) {
+                    return slot.valid() && lane.frame(slot).pass == &pass;
+                  });
+         });
+}
+
+void Scheduler::Impl::DropUnwanted(Lane& lane, TimePoint now) {
+  for (const auto& place : lane.parked) {
+    if (place == nullptr || !Unwanted(lane, *place)) continue;
+    const std::shared_ptr<Pass> pass = place;
+    ++lane.epoch;
+    lane.Forget(*pass);
+    Undo(lane, pass->plan);
+    SettleAll(pass->plan, now);
   }
 }
 
@@ -507,22 +589,47 @@ void Scheduler::Impl::OnStepDone(const StepPlan& plan, const StepResult& result,
   Lane& lane = *step.lane;
   ++lane.epoch;
   if (result.status.ok()) {
-    lane.cost.Observe(plan.shape, ToMicros(result.finished - result.started));
+    const Micros took = ToMicros(result.finished - result.started);
+    if (plan.slice.whole()) {
+      lane.cost.Observe(plan.shape, took);
+    } else {
+      lane.cost.Observe(plan.shape, plan.slice.share, took);
+    }
     lane.observed_at = now;
   }
   Predict(*worker, now);
 
-  if (result.status.ok()) {
+  if (step.pass != nullptr) {
+    OnSliceDone(plan, result, step, now);
+  } else if (result.status.ok()) {
     TakeTokens(result, now);
     CompleteStep(plan, result, now);
   } else {
-    FailStep(plan, step, result.status, now);
+    FailWork(lane, plan, step.requests, result.status, now);
   }
-  for (const EncodeItem& item : plan.encodes) {
-    if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
+  SettleAll(plan, now);
+  DropUnwanted(lane, now);
+}
+
+// A pass has failed with its first slice that fails; its work is accounted for when no slice of it
+// is in flight, and done with its last.
+void Scheduler::Impl::OnSliceDone(const StepPlan& plan, const StepResult& result,
+                                  const InFlightStep& step, TimePoint now) {
+  Pass& pass = *step.pass;
+  --pass.in_flight;
+  for (ActiveRequest* r : pass.requests) {
+    if (!r->first_started) r->first_started = result.started;
   }
-  for (const TrunkItem& item : plan.trunk) {
-    if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
+  if (!result.status.ok() && pass.failure.ok()) {
+    pass.failure = StepFailure(result.status);
+    step.lane->Forget(pass);
+    for (ActiveRequest* r : pass.requests) Poison(*r, pass.failure, now);
+  }
+  if (!pass.failure.ok()) {
+    if (pass.in_flight == 0) FailWork(*step.lane, pass.plan, pass.requests, pass.failure, now);
+  } else if (plan.slice.last()) {
+    TakeTokens(result, now);
+    CompleteStep(plan, result, now);
   }
 }
 
@@ -591,20 +698,19 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
   }
 }
 
-void Scheduler::Impl::FailStep(const StepPlan& plan, const InFlightStep& step,
-                               const absl::Status& status, TimePoint now) {
-  const absl::Status failure =
-      GetErrorInfo(status).reason != Reason::kUnspecified
-          ? status
-          : WorkerFailed(StrCat("a step failed: ", FromAbsl(status.message())));
-  for (ActiveRequest* r : step.requests) {
+void Scheduler::Impl::FailWork(Lane& lane, const StepPlan& plan,
+                               const std::vector<ActiveRequest*>& named, const absl::Status& status,
+                               TimePoint now) {
+  const absl::Status failure = StepFailure(status);
+  for (ActiveRequest* r : named) {
     --r->in_flight;
     Poison(*r, failure, now);
   }
   // Later steps in flight read embeddings that were never made; what waits for them asks again.
   for (const EncodeItem& item : plan.encodes) {
-    step.lane->frame(item.slot).stage = FrameState::Stage::kWanted;
-    const std::vector<ActiveRequest*> active = step.lane->active;
+    lane.frame(item.slot).stage = FrameState::Stage::kWanted;
+    lane.frame(item.slot).pass = nullptr;
+    const std::vector<ActiveRequest*> active = lane.active;
     for (ActiveRequest* r : active) {
       if (r->in_flight > 0 &&
           std::find(r->embeddings.begin(), r->embeddings.end(), item.slot) != r->embeddings.end()) {
@@ -674,8 +780,10 @@ void Scheduler::Impl::Settle(ActiveRequest& r, TimePoint now) {
 void Scheduler::Impl::Fail(RequestId id, absl::Status status, TimePoint now) {
   ActiveRequest* r = Find(id);
   if (r == nullptr || r->ended) return;
+  Lane& lane = *r->lane;
   Finish(*r, std::move(status), now);
   Settle(*r, now);
+  DropUnwanted(lane, now);
 }
 
 void Scheduler::Impl::FailSession(SessionId id, const absl::Status& status, TimePoint now) {
@@ -691,6 +799,7 @@ void Scheduler::Impl::FailSession(SessionId id, const absl::Status& status, Time
     Finish(*r, status, now);
     Settle(*r, now);
   }
+  for (const auto& lane : lanes_) DropUnwanted(*lane, now);
 }
 
 void Scheduler::Impl::OnWorkerLost(WorkerId id, TimePoint now) {
@@ -698,7 +807,10 @@ void Scheduler::Impl::OnWorkerLost(WorkerId id, TimePoint now) {
   if (worker == nullptr || worker->lost) return;
   worker->lost = true;
   worker->in_flight.clear();
-  for (Lane* lane : worker->lanes) lane->lost = true;
+  for (Lane* lane : worker->lanes) {
+    lane->lost = true;
+    for (auto& pass : lane->parked) pass = nullptr;
+  }
   std::vector<ActiveRequest*> held;
   for (const auto& [request_id, r] : requests_) {
     if (r->lane->lost && r->lane->options.worker == id) held.push_back(r.get());
@@ -707,6 +819,7 @@ void Scheduler::Impl::OnWorkerLost(WorkerId id, TimePoint now) {
             [](const ActiveRequest* a, const ActiveRequest* b) { return a->order < b->order; });
   for (ActiveRequest* r : held) {
     r->in_flight = 0;
+    r->pass = nullptr;
     // Nothing in the lost worker's caches is worth keeping.
     r->poisoned = true;
   }
@@ -748,6 +861,7 @@ void Scheduler::Impl::Sweep(TimePoint now) {
     Finish(*r, Expired(r->request.arrival, r->deadline), now);
     Settle(*r, now);
   }
+  for (const auto& lane : lanes_) DropUnwanted(*lane, now);
 }
 
 TimePoint Scheduler::Impl::NextWake() const {
@@ -804,8 +918,19 @@ absl::Status Scheduler::Impl::CheckInvariants() const {
     if (worker.in_flight.size() > options_.pipeline_depth) {
       return broken("worker ", worker.id.value(), " has too many steps");
     }
+    std::unordered_map<const Pass*, uint32_t> passes;  // to their slices in flight
+    for (const Lane* lane : worker.lanes) {
+      for (const auto& pass : lane->parked) {
+        if (pass != nullptr) passes.try_emplace(pass.get(), 0);
+      }
+    }
     for (const InFlightStep& step : worker.in_flight) {
       for (const ActiveRequest* r : step.requests) ++in_flight[r];
+      if (step.pass != nullptr) ++passes[step.pass.get()];
+    }
+    for (const auto& [pass, slices] : passes) {
+      if (pass->in_flight != slices) return broken("a pass counts its slices wrong");
+      for (const ActiveRequest* r : pass->requests) ++in_flight[r];
     }
   }
   std::vector<ClassCounts> classes(classes_.size());

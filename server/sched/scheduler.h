@@ -32,12 +32,17 @@ struct LaneOptions {
   uint32_t max_rows = 0;           // trunk rows of one step (arena size)
   uint32_t max_frames = 0;         // encodes of one step
   uint32_t max_logit_rows = 0;
+  // What each layer costs, in any unit, in the order in which they run; empty or one: cannot be
+  // cut. The last of the trunk is its head: it runs only when a row is sampled.
+  std::vector<LayerShare> vision_layers;
+  std::vector<LayerShare> trunk_layers;
 };
 
 struct SchedulerOptions {
   std::vector<LatencyClass> classes;  // indexed by ClassId
-  // A step's predicted p99 time; 0: no ceiling. A step always makes progress: the smallest unit of
-  // the most urgent work runs even when it alone is longer.
+  // A step's predicted p99 time; 0: no ceiling. Where the smallest unit of the most urgent work is
+  // longer, it is cut into ranges of layers; a single layer runs even when it alone is longer, and
+  // so does what cannot be cut.
   Micros step_ceiling{0};
   uint32_t pipeline_depth = 2;      // steps per worker, running plus queued
   uint32_t min_prefill_chunk = 16;  // rows

@@ -60,6 +60,27 @@ struct StepShape {
   friend bool operator==(const StepShape&, const StepShape&) = default;
 };
 
+// The part that some layers have of what all of them cost.
+struct LayerShare {
+  double base = 1;  // of what does not depend on rows (reading weights), and of decode rows
+  double rows = 1;  // of what each frame or prefill row costs
+};
+
+// A pass that is longer than the step ceiling is cut into steps of consecutive layers, its slices;
+// they run in order, and other steps may run between two of them. Each names the whole work of the
+// pass. Between slices its hidden states lie in one of the model's parking places.
+struct LayerSlice {
+  uint32_t begin = 0;  // layers [begin, end) of the pass
+  uint32_t end = 0;
+  uint32_t layers = 0;  // of the pass; 0: the step is a whole pass
+  uint32_t place = 0;   // parking place
+  StepId pass;          // id of the first slice
+  LayerShare share;
+  bool whole() const { return layers == 0; }
+  bool first() const { return begin == 0; }
+  bool last() const { return end == layers; }
+};
+
 struct StepPlan {
   StepId id;
   WorkerId worker;
@@ -67,7 +88,8 @@ struct StepPlan {
   std::vector<BlockCopy> copies;    // before everything else
   std::vector<EncodeItem> encodes;  // before the trunk, which may read their slots
   std::vector<TrunkItem> trunk;
-  StepShape shape;
+  StepShape shape;   // of the whole pass
+  LayerSlice slice;  // a slice has encodes of one camera, or trunk items, never both
   Micros predicted_p50{0};
   Micros predicted_p99{0};
 };

@@ -24,13 +24,14 @@ struct InFlightStep {
   Micros p50{0};
   uint32_t best_tier = 0;                // of the work in it
   TimePoint earliest_deadline = kNever;  // among its work of that tier
-  std::vector<ActiveRequest*> requests;  // one entry per item
-  struct Charge {
-    size_t klass = 0;
-    SessionId session;
-    double us = 0;
-  };
-  std::vector<Charge> charges;
+  std::vector<ActiveRequest*> requests;  // one entry per item; none of a slice
+  std::vector<Charge> charges;           // one per item
+  std::shared_ptr<Pass> pass;            // not null: a slice of it
+
+  // By item, of a slice too.
+  const std::vector<ActiveRequest*>& named() const {
+    return pass != nullptr ? pass->requests : requests;
+  }
 };
 
 struct WorkerState {
@@ -127,13 +128,15 @@ struct WorkerState {
     }
   }
 
-  // `charge` at `now`; the planner has charged the session. A class without work does not save up:
-  // it follows the lowest running one of its tier.
-  void Charge(std::span<const LatencyClass> classes, const InFlightStep::Charge& charge,
-              TimePoint now) {
+  // For an item of `r` at `now`. A class without work does not save up: it follows the lowest
+  // running one of its tier.
+  void Take(std::span<const LatencyClass> classes, const Charge& charge, const ActiveRequest& r,
+            TimePoint now) {
     const size_t klass = charge.klass;
     const double us = charge.us;
     Fade(now);
+    SessionUse* const use = r.ended ? FindSession(charge.session, klass) : r.use;
+    if (use != nullptr) use->used += us;
     class_used[klass] += us;
     const double before = class_pass[klass];
     class_pass[klass] += us / std::max<uint32_t>(classes[klass].shares, 1);

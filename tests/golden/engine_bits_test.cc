@@ -183,6 +183,23 @@ Answers AllAtOnce(Served& served) {
   return answers;
 }
 
+// The newest steps were single layers of passes over frames and over rows.
+void ExpectSliced(Engine& engine) {
+  const absl::StatusOr<RecentWork> recent = engine.Recent();
+  ASSERT_TRUE(recent.ok());
+  size_t frames = 0;
+  size_t rows = 0;
+  for (const StepRecord& step : recent->steps) {
+    if (step.slice.whole()) continue;
+    EXPECT_EQ(step.slice.end - step.slice.begin, 1u);
+    (step.shape.frames > 0 ? frames : rows) += 1;
+  }
+  EXPECT_GT(frames, 0u);
+  EXPECT_GT(rows, 0u);
+  EXPECT_FALSE(recent->steps.back().slice.whole());
+  EXPECT_EQ(engine.CheckInvariants(), absl::OkStatus());
+}
+
 class EngineBits : public testing::TestWithParam<DType> {};
 
 TEST_P(EngineBits, AloneBatchedThreadsCachedAndAfterOthers) {
@@ -213,6 +230,13 @@ TEST_P(EngineBits, AloneBatchedThreadsCachedAndAfterOthers) {
   auto served = Served::Make(setup);
   ASSERT_NE(served, nullptr);
   EXPECT_EQ(AllAtOnce(*served), alone) << "chunked";
+  // A ceiling that nothing fits: every layer is a step of its own.
+  setup.step_ceiling = Micros(1);
+  served = Served::Make(setup);
+  ASSERT_NE(served, nullptr);
+  EXPECT_EQ(AllAtOnce(*served), alone) << "sliced, cold";
+  EXPECT_EQ(AllAtOnce(*served), alone) << "sliced, cached";
+  ExpectSliced(served->engine());
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, EngineBits, testing::Values(DType::kF32, DType::kBf16),
@@ -226,6 +250,12 @@ TEST(EngineGuarded, ServesAMixedBatchWithoutTouchingDeviceMemory) {
   const Answers first = AllAtOnce(*served);
   EXPECT_EQ(AllAtOnce(*served), first);
   EXPECT_EQ(served->engine().CheckInvariants(), absl::OkStatus());
+  setup.step_ceiling = Micros(1);
+  served = Served::Make(setup);
+  ASSERT_NE(served, nullptr);
+  EXPECT_EQ(AllAtOnce(*served), first) << "sliced, cold";
+  EXPECT_EQ(AllAtOnce(*served), first) << "sliced, cached";
+  ExpectSliced(served->engine());
 }
 
 }  // namespace

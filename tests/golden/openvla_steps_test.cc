@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -91,6 +93,8 @@ class Steps : public testing::TestWithParam<Param> {
     ReadCache(runner, s, trace);
     return trace;
   }
+  // Eight requests in shared steps of slices of `layers` layers, against each alone in one piece.
+  void MixedBatch(uint32_t layers);
   static void ExpectSame(const Trace& a, const Trace& b) {
     EXPECT_EQ(a.tokens, b.tokens);
     EXPECT_TRUE(SameBits(a.logits, b.logits));
@@ -116,9 +120,42 @@ TEST_P(Steps, ChunkedPrefillIsOneShot) {
   }
 }
 
-TEST_P(Steps, MixedBatchIsSolo) {
+// Cut between any two layers, with stage tensors as they are in one piece.
+TEST_P(Steps, SlicesAreOnePass) {
+  const Prompt prompt = ValueOf(model().BuildPrompt("put the red block into the bowl"));
+  const Rgb8Image frame = Frame(model(), 1);
+  const std::set<std::string, std::less<>> stages = {
+      "lm.logits", "vision.features", "lm.layer0.out",   "lm.final_norm.in",
+      "lm.embeds", "prefill.k.1",     "vision.projected"};
+  const auto run = [&](const StepLimits& limits, uint32_t chunk, RecordingTap& tap) {
+    const auto runner = Runner(limits);
+    Trace trace;
+    trace.tokens = ValueOf(runner->Act(0, prompt, frame, kActions, chunk, &tap));
+    ReadCache(*runner, 0, trace);
+    return trace;
+  };
+  RecordingTap whole_tap(*loaded_.backend, stages);
+  const Trace whole = run({}, 512, whole_tap);
+  for (const uint32_t layers : {1u, 2u, 3u}) {
+    StepLimits limits;
+    limits.layers = layers;
+    RecordingTap tap(*loaded_.backend, stages);
+    ExpectSame(run(limits, 512, tap), whole);
+    for (const std::string& stage : stages) {
+      const auto expected = whole_tap.Rows(stage);
+      const auto actual = tap.Rows(stage);
+      ASSERT_TRUE(expected.ok() && actual.ok()) << stage;
+      EXPECT_TRUE(SameBits(actual->values, expected->values)) << stage << ", " << layers;
+    }
+    RecordingTap chunked(*loaded_.backend, {"lm.logits"});
+    ExpectSame(run(limits, 57, chunked), whole);
+  }
+}
+
+void Steps::MixedBatch(uint32_t layers) {
   constexpr uint32_t kSequences = 8;
   StepLimits limits;
+  limits.layers = layers;
   limits.sequences = kSequences;
   limits.frames = 3;
   limits.rows = 400;
@@ -180,6 +217,10 @@ TEST_P(Steps, MixedBatchIsSolo) {
     ExpectSame(trace, expected[s]);
   }
 }
+
+TEST_P(Steps, MixedBatchIsSolo) { MixedBatch(0); }
+
+TEST_P(Steps, SlicedMixedBatchIsSolo) { MixedBatch(1); }
 
 // The same request after other traffic on the same blocks, slots and scratch.
 TEST_P(Steps, EarlierTrafficLeavesNothing) {

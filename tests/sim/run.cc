@@ -52,11 +52,14 @@ class RecordedTimes {
   }
   // Nothing is known of a model without a recorded step.
   bool Knows(uint32_t model) const { return models_.contains(model); }
-  double Next(uint32_t model, const StepShape& shape, Random& random) const {
+  double Next(uint32_t model, const StepPlan& plan, Random& random) const {
     const Model& m = models_.at(model);
     const double ratio =
         m.ratios.empty() ? 1 : m.ratios[random.Below(static_cast<uint32_t>(m.ratios.size()))];
-    return static_cast<double>(m.prices.Predict(shape).p50.count()) * ratio;
+    const CostPrediction price = plan.slice.whole()
+                                     ? m.prices.Predict(plan.shape)
+                                     : m.prices.Predict(plan.shape, plan.slice.share);
+    return static_cast<double>(price.p50.count()) * ratio;
   }
 
  private:
@@ -169,6 +172,8 @@ void Runner::MakeSimulation(bool back_to_back) {
     lane.max_frames = l.frames;
     lane.max_logit_rows = l.logits;
     lane.max_action_tokens = l.action_tokens;
+    if (l.vision_layers > 0) lane.vision_layers = EvenLayers(l.vision_layers);
+    if (l.trunk_layers > 0) lane.trunk_layers = EvenLayers(l.trunk_layers, l.head);
     options.lanes.push_back(lane);
   }
   options.seed = s_.seed;
@@ -369,6 +374,7 @@ CostsLine Runner::CostsAt(uint32_t model, TimePoint now) const {
     move(line.prefill_row, change.costs.prefill_row);
     move(line.decode_row, change.costs.decode_row);
     move(line.noise, change.costs.noise);
+    move(line.slice, change.costs.slice);
     move(line.hiccup, change.costs.hiccup);
     move(line.hiccup_us, change.costs.hiccup_us);
   }
@@ -377,11 +383,11 @@ CostsLine Runner::CostsAt(uint32_t model, TimePoint now) const {
 
 double Runner::StepUs(const StepPlan& plan) {
   const auto model = static_cast<uint32_t>(plan.model.value());
-  if (recorded_.Knows(model)) return recorded_.Next(model, plan.shape, noise_);
+  if (recorded_.Knows(model)) return recorded_.Next(model, plan, noise_);
   const CostsLine line = CostsAt(model, sim_->now());
-  double us =
-      TrueCosts{line.vision_base, line.frame, line.trunk_base, line.prefill_row, line.decode_row, 0}
-          .Of(plan.shape);
+  double us = TrueCosts{line.vision_base, line.frame, line.trunk_base, line.prefill_row,
+                        line.decode_row,  0,          line.slice}
+                  .Of(plan);
   us *= 1 + line.noise * (2 * noise_.Uniform() - 1);
   if (noise_.Chance(line.hiccup)) us += line.hiccup_us;
   return us;

@@ -60,6 +60,9 @@ struct LaneLine {
   uint32_t frames = 8;
   uint32_t logits = 64;
   uint32_t action_tokens = 64;
+  uint32_t vision_layers = 0;  // alike; 0: cannot be cut
+  uint32_t trunk_layers = 0;   // alike, and a head
+  double head = 1;             // of the cost of a layer
   template <class F>
   void Fields(F&& f) {
     f.Number("worker", worker, 0, 7);
@@ -72,6 +75,9 @@ struct LaneLine {
     f.Number("frames", frames, 1, 64);
     f.Number("logits", logits, 1, 1024);
     f.Number("action_tokens", action_tokens, 1, 1024);
+    f.Number("vision_layers", vision_layers, 0, 256);
+    f.Number("trunk_layers", trunk_layers, 0, 256);
+    f.Number("head", head, 0.001, 100);
   }
 };
 
@@ -83,6 +89,7 @@ struct CostsLine {
   double trunk_base = 0;
   double prefill_row = 0;
   double decode_row = 0;
+  double slice = 50;  // each slice of a pass, beside its layers
   double noise = 0;   // uniform, +- this part
   double hiccup = 0;  // chance of a step
   double hiccup_us = 0;
@@ -94,6 +101,7 @@ struct CostsLine {
     f.Number("trunk_base", trunk_base, 0, 1e7);
     f.Number("prefill_row", prefill_row, 0, 1e6);
     f.Number("decode_row", decode_row, 0, 1e6);
+    f.Number("slice", slice, 0, 1e6);
     f.Number("noise", noise, 0, 0.99);
     f.Number("hiccup", hiccup, 0, 1);
     f.Number("hiccup_us", hiccup_us, 0, 1e7);

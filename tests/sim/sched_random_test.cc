@@ -17,6 +17,8 @@ struct Totals {
   size_t steps = 0;
   uint64_t revoked = 0;
   uint64_t resumed = 0;
+  size_t slices = 0;
+  size_t overtaken = 0;  // slices after which another step ran before the next one of the pass
 };
 
 Options RandomOptions(Random& random) {
@@ -37,6 +39,10 @@ Options RandomOptions(Random& random) {
   s.min_prefill_chunk = 1 + random.Below(32);
   s.max_wait = Micros(random.Below(300'000));
   s.ageing_share = 0.02 + 0.5 * random.Uniform();
+  const bool cut = random.Chance(0.6);
+  if (cut && s.step_ceiling.count() > 0 && random.Chance(0.7)) {
+    s.step_ceiling = Micros(300 + random.Below(2'500));
+  }
   const uint32_t workers = 1 + random.Below(2);
   const uint32_t models = 1 + random.Below(2);
   for (uint32_t w = 0; w < workers; ++w) {
@@ -55,6 +61,11 @@ Options RandomOptions(Random& random) {
       lane.max_rows = 24 + random.Below(400);
       lane.max_frames = 1 + random.Below(6);
       lane.max_logit_rows = 3 + random.Below(30);
+      // Where the ceiling is short, passes are cut into up to as many slices.
+      if (cut && random.Chance(0.8)) lane.vision_layers = EvenLayers(1 + random.Below(12));
+      if (cut && random.Chance(0.8)) {
+        lane.trunk_layers = EvenLayers(1 + random.Below(12), 0.2 + 2 * random.Uniform());
+      }
       options.lanes.push_back(lane);
     }
   }
@@ -70,6 +81,7 @@ void RunScenario(uint64_t seed, Totals& totals) {
   const Options options = RandomOptions(random);
   Simulation sim(options);
   const uint32_t models = static_cast<uint32_t>(options.lanes.back().model.value()) + 1;
+  const size_t workers = options.lanes.back().worker.value() == 1 ? 2 : 1;
   const bool two_workers = options.lanes.back().worker.value() == 1;
   const double load = 0.3 + 2 * random.Uniform();
   const auto spec = [&] {
@@ -130,7 +142,19 @@ void RunScenario(uint64_t seed, Totals& totals) {
     EXPECT_EQ(r.offered.ok(), r.outcome.has_value()) << "request " << r.id.value();
     EXPECT_TRUE(r.offered.ok() || r.reason() != Reason::kUnspecified) << r.offered;
   }
+  std::map<std::pair<int32_t, uint64_t>, uint64_t> parked;  // worker and pass, to the step number
+  uint64_t number = 0;
   for (const FinishedStep& step : sim.steps()) {
+    ++number;
+    if (!step.plan.slice.whole()) {
+      ++totals.slices;
+      const auto pass = std::pair(step.plan.worker.value(), step.plan.slice.pass.value());
+      const auto before = parked.find(pass);
+      if (before != parked.end() && workers == 1 && number != before->second + 1) {
+        ++totals.overtaken;
+      }
+      parked[pass] = number;
+    }
     for (const TrunkItem& item : step.plan.trunk) {
       totals.resumed += item.known_tokens.empty() ? 0 : 1;
     }
@@ -156,7 +180,11 @@ TEST(RandomScenario, NothingIsLostAndEverythingIsGivenBack) {
   EXPECT_GT(totals.answered, totals.offered / 3);
   EXPECT_GT(totals.revoked, 20u);
   EXPECT_GT(totals.resumed, 20u);
+  EXPECT_GT(totals.slices, 5'000u);
+  EXPECT_GT(totals.overtaken, 500u);
   RecordProperty("admitted", static_cast<int>(totals.admitted));
+  RecordProperty("slices", static_cast<int>(totals.slices));
+  RecordProperty("overtaken", static_cast<int>(totals.overtaken));
   RecordProperty("steps", static_cast<int>(totals.steps));
 }
 

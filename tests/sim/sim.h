@@ -56,12 +56,22 @@ struct TrueCosts {
   double trunk_base = 1000;
   double prefill_row = 50;
   double decode_row = 100;
-  double noise = 0;  // uniform, +- this fraction
+  double noise = 0;   // uniform, +- this fraction
+  double slice = 50;  // each slice of a pass, beside its layers
 
   double Of(const StepShape& s) const {
     const bool trunk = s.prefill_rows + s.decode_rows > 0;
     return (s.frames > 0 ? vision_base : 0) + frame * s.frames + (trunk ? trunk_base : 0) +
            prefill_row * s.prefill_rows + decode_row * s.decode_rows;
+  }
+  double Of(const StepPlan& plan) const {
+    if (plan.slice.whole()) return Of(plan.shape);
+    TrueCosts part = *this;
+    for (double* base : {&part.vision_base, &part.trunk_base, &part.decode_row}) {
+      *base *= plan.slice.share.base;
+    }
+    for (double* rows : {&part.frame, &part.prefill_row}) *rows *= plan.slice.share.rows;
+    return slice + part.Of(plan.shape);
   }
 };
 
@@ -96,11 +106,24 @@ class FakeDevice {
         tokens_(size_t{options.sequence_slots} * options.max_action_tokens, -7) {}
 
   void Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows = false);
+  // A slice of the pass failed: one that was queued behind it finds nothing.
+  void Fail(const StepPlan& plan) { failed_ = plan.slice.pass; }
 
  private:
+  // What lies in a parking place: what the first slice of a pass read, as the inputs of its frames
+  // or rows.
+  struct Parked {
+    StepId pass;
+    uint32_t layers = 0;  // that have run
+    std::vector<uint64_t> inputs;
+  };
+
   uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
+  void ReadInputs(const StepPlan& plan, std::vector<uint64_t>& out) const;
 
   const LaneOptions options_;
+  std::map<uint32_t, Parked> parked_;  // by place
+  StepId failed_;
   std::vector<uint64_t> kv_;
   std::vector<uint64_t> embeddings_;
   std::vector<int32_t> tokens_;
@@ -192,6 +215,13 @@ inline LaneOptions Lane(int32_t worker = 0, int32_t model = 0, uint32_t blocks =
   lane.max_frames = 8;
   lane.max_logit_rows = 64;
   return lane;
+}
+
+// `count` layers alike, and for the trunk a head.
+inline std::vector<LayerShare> EvenLayers(uint32_t count, double head = 0) {
+  std::vector<LayerShare> layers(count, LayerShare{1, 1});
+  if (head > 0) layers.push_back({head, 0});
+  return layers;
 }
 
 // Four classes: 0 control (tier 0), 1 perception and 2 planning (tier 1), 3 best effort (tier 2).
@@ -313,43 +343,74 @@ inline uint64_t& FakeDevice::Cell(const TrunkItem& item, uint32_t token, size_t&
              offset];
 }
 
+inline void FakeDevice::ReadInputs(const StepPlan& plan, std::vector<uint64_t>& out) const {
+  for (const EncodeItem& item : plan.encodes) out.push_back(FrameValue(*item.frame, item.camera));
+  for (const TrunkItem& item : plan.trunk) {
+    const Timeline& timeline = *item.timeline;
+    size_t segment = 0;
+    for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
+      if (!item.known_tokens.empty()) {
+        ASSERT_EQ(item.known_tokens.size(), item.count);
+        ASSERT_GE(t, timeline.num_tokens());
+        out.push_back(static_cast<uint64_t>(item.known_tokens[t - item.begin]));
+      } else if (t >= timeline.num_tokens()) {
+        ASSERT_TRUE(item.slot.valid());
+        out.push_back(static_cast<uint64_t>(
+            tokens_[static_cast<size_t>(item.slot.value()) * options_.max_action_tokens + t -
+                    timeline.num_tokens()]));
+      } else {
+        while (t >= timeline.segments()[segment].end) ++segment;
+        const Segment& s = timeline.segments()[segment];
+        if (s.modality == Modality::kVision) {
+          ASSERT_TRUE(item.embeddings[segment].valid());
+          out.push_back(VisionInput(
+              embeddings_[static_cast<size_t>(item.embeddings[segment].value())], t - s.begin));
+        } else {
+          out.push_back(static_cast<uint64_t>(timeline.tokens()[t]));
+        }
+      }
+    }
+  }
+}
+
 inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows) {
   for (const BlockCopy& copy : plan.copies) {
     const size_t n = options_.kv.block_tokens;
     std::copy_n(kv_.begin() + static_cast<std::ptrdiff_t>(copy.from.value() * n), n,
                 kv_.begin() + static_cast<std::ptrdiff_t>(copy.to.value() * n));
   }
+  std::vector<uint64_t> inputs;
+  // Rows of a step may read what its own encodes write.
   for (const EncodeItem& item : plan.encodes) {
+    if (!plan.slice.whole()) break;
     embeddings_[static_cast<size_t>(item.slot.value())] = FrameValue(*item.frame, item.camera);
+  }
+  if (!plan.slice.whole() && plan.slice.pass == failed_) return;
+  if (plan.slice.first()) ReadInputs(plan, inputs);
+  if (!plan.slice.whole()) {
+    Parked& parked = parked_[plan.slice.place];
+    if (plan.slice.first()) {
+      parked = {plan.slice.pass, 0, std::move(inputs)};
+    } else {
+      ASSERT_TRUE(plan.copies.empty()) << "blocks are copied twice";
+    }
+    ASSERT_EQ(parked.pass, plan.slice.pass) << "another pass took the parking place";
+    ASSERT_EQ(parked.layers, plan.slice.begin) << "a slice is lost or runs twice";
+    parked.layers = plan.slice.end;
+    if (!plan.slice.last()) return;
+    inputs = std::move(parked.inputs);
+  }
+  size_t next = 0;
+  for (const EncodeItem& item : plan.encodes) {
+    embeddings_[static_cast<size_t>(item.slot.value())] = inputs[next++];
   }
   for (const TrunkItem& item : plan.trunk) {
     const Timeline& timeline = *item.timeline;
     Chain chain;
     size_t page = 0;
     for (uint32_t t = 0; t < item.begin; ++t) chain.Read(Cell(item, t, page));
-    size_t segment = 0;
     for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
-      uint64_t input = 0;
-      if (!item.known_tokens.empty()) {
-        ASSERT_EQ(item.known_tokens.size(), item.count);
-        ASSERT_GE(t, timeline.num_tokens());
-        input = static_cast<uint64_t>(item.known_tokens[t - item.begin]);
-      } else if (t >= timeline.num_tokens()) {
-        ASSERT_TRUE(item.slot.valid());
-        input = static_cast<uint64_t>(
-            tokens_[static_cast<size_t>(item.slot.value()) * options_.max_action_tokens + t -
-                    timeline.num_tokens()]);
-      } else {
-        while (t >= timeline.segments()[segment].end) ++segment;
-        const Segment& s = timeline.segments()[segment];
-        if (s.modality == Modality::kVision) {
-          ASSERT_TRUE(item.embeddings[segment].valid());
-          input = VisionInput(embeddings_[static_cast<size_t>(item.embeddings[segment].value())],
-                              t - s.begin);
-        } else {
-          input = static_cast<uint64_t>(timeline.tokens()[t]);
-        }
-      }
+      const uint64_t input = inputs[next++];
       const uint64_t value = chain.Push(t, input);
       const bool lost = lose_rows && t == item.begin && t > 0 && t < timeline.num_tokens();
       Cell(item, t, page) = lost ? 0 : value;
@@ -591,8 +652,7 @@ inline Tracked* Simulation::Find(RequestId id) {
 
 inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
   const double noise = 1 + options_.costs.noise * (2 * noise_.Uniform() - 1);
-  const double us =
-      options_.step_us ? options_.step_us(plan) : options_.costs.Of(plan.shape) * noise;
+  const double us = options_.step_us ? options_.step_us(plan) : options_.costs.Of(plan) * noise;
   const Micros took(std::max<int64_t>(1, std::llround(us)));
   worker.started = now_;
   worker.finishes = now_ + took;
@@ -604,7 +664,7 @@ inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
   for (const EncodeItem& item : plan.encodes) {
     Tracked& r = *Find(item.request);
     if (!r.first_start) r.first_start = now_;
-    ++r.encodes;
+    r.encodes += plan.slice.first() ? 1 : 0;
   }
   worker.running = std::move(plan);
 }
@@ -618,11 +678,13 @@ inline void Simulation::FinishStep(Worker& worker) {
   if (worker.fail) {
     worker.fail = false;
     result.status = absl::InternalError("injected");
+    DeviceOf(plan).Fail(plan);
   } else {
     if (options_.verify) {
       DeviceOf(plan).Run(plan, result.tokens, options_.lose_rows);
     } else {
       for (const TrunkItem& item : plan.trunk) {
+        if (!plan.slice.last()) break;
         for (const SampleTarget& target : item.samples) {
           result.tokens.push_back({item.request, target.sample, target.index, 0});
         }
@@ -659,8 +721,11 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   StepShape shape;
   uint32_t logits = 0;
   std::set<std::pair<uint64_t, int32_t>> sequences;
+  bool wanted = false;
   const auto check_request = [&](RequestId id) {
     const Tracked& r = *Find(id);
+    wanted |= !r.outcome.has_value();
+    if (!plan.slice.first()) return;  // what a pass has begun, it carries on
     EXPECT_FALSE(r.outcome.has_value()) << "work for an ended request";
     const LatencyClass& klass = options_.scheduler.classes[r.spec.klass];
     if (klass.on_late == OnLate::kReject) {
@@ -681,6 +746,15 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
     EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
         << "two items of one sequence in a step";
   }
+  EXPECT_TRUE(wanted || !plan.encodes.empty()) << "work that nobody waits for";
+  if (!plan.slice.whole()) {
+    EXPECT_LT(plan.slice.begin, plan.slice.end);
+    EXPECT_LE(plan.slice.end, plan.slice.layers);
+    EXPECT_TRUE(plan.encodes.empty() || plan.trunk.empty());
+    for (const EncodeItem& item : plan.encodes) {
+      EXPECT_EQ(item.camera, plan.encodes.front().camera);
+    }
+  }
   EXPECT_EQ(shape, plan.shape);
   EXPECT_GT(shape.frames + shape.prefill_rows + shape.decode_rows, 0u) << "an empty step";
   EXPECT_LE(shape.frames, lane->max_frames);
@@ -691,7 +765,13 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
     SCOPED_TRACE(testing::Message()
                  << "predicted " << plan.predicted_p99.count() << " us, " << shape.frames
                  << " frames, " << shape.prefill_rows << " + " << shape.decode_rows << " rows");
-    // Only the smallest unit of one request may pass it.
+    // Only a single layer may pass it, and the smallest unit of one request that cannot be cut.
+    if (!plan.slice.whole()) {
+      EXPECT_EQ(plan.slice.end - plan.slice.begin, 1u);
+      return;
+    }
+    EXPECT_TRUE(plan.shape.frames > 0 ? lane->vision_layers.size() < 2
+                                      : lane->trunk_layers.size() < 2);
     EXPECT_LE(plan.shape.frames, 1u);
     EXPECT_LE(plan.shape.prefill_rows, options_.scheduler.min_prefill_chunk);
     EXPECT_EQ(plan.encodes.size() + plan.trunk.size(), 1u);

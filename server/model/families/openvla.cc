@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -63,6 +64,9 @@ class OpenVla final : public Model {
   size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const override {
     return config_.WorkspaceBytes(frames, rows, logit_rows, compute_);
   }
+  size_t ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const override {
+    return config_.ParkingBytes(frames, rows, logit_rows, compute_);
+  }
   absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override;
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override;
 
@@ -70,8 +74,8 @@ class OpenVla final : public Model {
   absl::Status LoadWeights(const Checkpoint& checkpoint);
   void FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
   absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, std::string_view field) const;
-  absl::Status Project(ExecContext& ctx, const TensorView& features,
-                       std::span<const TensorView> out) const;
+  absl::Status Project(ExecContext& ctx, Arena& kept, uint32_t begin, uint32_t end,
+                       const TensorView& features, std::span<const TensorView> out) const;
   absl::StatusOr<const OpenVlaStatistics*> FindStatistics(std::string_view key) const;
 
   OpenVlaConfig config_;
@@ -243,20 +247,21 @@ absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> toke
   return chunk;
 }
 
-absl::Status OpenVla::Project(ExecContext& ctx, const TensorView& features,
-                              std::span<const TensorView> out) const {
+// Layers [begin, end) of the projector.
+absl::Status OpenVla::Project(ExecContext& ctx, Arena& kept, uint32_t begin, uint32_t end,
+                              const TensorView& features, std::span<const TensorView> out) const {
   const int64_t patches = config_.vision_tokens();
   TensorView x = features;
-  for (size_t i = 0; i < projector_.size(); ++i) {
+  for (uint32_t i = 0; i < end; ++i) {
     const ProjectorLayer& layer = projector_[i];
     LinearArgs args;
     args.weight = layer.weight.get();
     args.bias = layer.bias->View(DType::kF32, {layer.weight->n()});
     if (i + 1 < projector_.size()) {
-      ASSIGN_OR_RETURN(args.y, ctx.arena.New(compute_, {x.dim(0), layer.weight->n()}));
+      ASSIGN_OR_RETURN(args.y, kept.New(compute_, {x.dim(0), layer.weight->n()}));
       args.x = x;
       args.activation = Activation::kGeluErf;
-      RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, args));
+      if (i >= begin) RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, args));
       x = args.y;
       continue;
     }
@@ -281,16 +286,37 @@ absl::Status OpenVla::Encode(ExecContext& ctx, const EncodeBatch& batch) const {
   const ArenaScope scope(ctx.arena);
   StageTap tap(ctx, backend_);
   const int64_t patches = config_.vision_tokens();
+  const LayerRange& run = batch.layers;
+  // What a later slice goes on with: laid out alike by every slice.
+  std::optional<Arena> parked;
+  if (run.parked != nullptr) parked.emplace(*run.parked);
+  Arena& kept = parked.has_value() ? *parked : ctx.arena;
   ASSIGN_OR_RETURN(const TensorView features,
-                   ctx.arena.New(compute_, {frames * patches, config_.features}));
+                   kept.New(compute_, {frames * patches, config_.features}));
+  // The part of the range that lies in the next `count` layers.
+  uint32_t first = 0;
+  const auto part = [&](size_t count) {
+    const auto until = first + static_cast<uint32_t>(count);
+    const std::pair range(std::clamp(run.begin, first, until) - first,
+                          std::clamp(run.end, first, until) - first);
+    first = until;
+    return range;
+  };
   int64_t column = 0;
   for (const VitTower& tower : towers_) {
-    const int64_t end = column + tower.spec().width;
-    RETURN_IF_ERROR(tower.Run(ctx, tap, batch.rgb, features.Columns(column, end)));
-    column = end;
+    const auto [begin, end] = part(tower.spec().blocks);
+    const int64_t next = column + tower.spec().width;
+    if (begin < end) {
+      RETURN_IF_ERROR(
+          tower.Run(ctx, tap, kept, begin, end, batch.rgb, features.Columns(column, next)));
+    }
+    column = next;
   }
-  RETURN_IF_ERROR(tap.Record("vision.features", features));
-  RETURN_IF_ERROR(Project(ctx, features, batch.out));
+  const auto [begin, end] = part(projector_.size());
+  if (begin == end) return tap.Finish();
+  if (begin == 0) RETURN_IF_ERROR(tap.Record("vision.features", features));
+  RETURN_IF_ERROR(Project(ctx, kept, begin, end, features, batch.out));
+  if (end < projector_.size()) return tap.Finish();
   for (const TensorView& out : batch.out) RETURN_IF_ERROR(tap.Record("vision.projected", out));
   return tap.Finish();
 }

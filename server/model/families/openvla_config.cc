@@ -511,18 +511,38 @@ std::vector<TensorSpec> OpenVlaConfig::Tensors() const {
   return out;
 }
 
+namespace {
+
+// Of the features and what the projector makes of them; the latter takes the place of a tower.
+size_t FeatureBytes(const OpenVlaConfig& config, uint32_t frames, size_t tower_bytes,
+                    DType compute) {
+  const uint64_t rows = uint64_t{frames} * config.vision_tokens();
+  size_t projector_bytes = 0;
+  const std::vector<uint32_t> widths = config.projector_widths();
+  for (size_t i = 1; i + 1 < widths.size(); ++i) {
+    projector_bytes += ArenaBytes(rows, widths[i], compute);
+  }
+  return ArenaBytes(rows, config.features, compute) + std::max(tower_bytes, projector_bytes);
+}
+
+}  // namespace
+
 size_t OpenVlaConfig::EncodeWorkspaceBytes(uint32_t frames, DType compute) const {
-  const uint64_t rows = uint64_t{frames} * vision_tokens();
   size_t tower_bytes = 0;
   for (const VitSpec& tower : towers) {
     tower_bytes = std::max(tower_bytes, tower.WorkspaceBytes(frames, compute));
   }
-  size_t projector_bytes = 0;
-  const std::vector<uint32_t> widths = projector_widths();
-  for (size_t i = 1; i + 1 < widths.size(); ++i) {
-    projector_bytes += ArenaBytes(rows, widths[i], compute);
+  return FeatureBytes(*this, frames, tower_bytes, compute);
+}
+
+size_t OpenVlaConfig::ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows,
+                                   DType compute) const {
+  size_t tower_bytes = 0;
+  for (const VitSpec& tower : towers) {
+    tower_bytes = std::max(tower_bytes, tower.ParkingBytes(frames));
   }
-  return ArenaBytes(rows, features, compute) + std::max(tower_bytes, projector_bytes);
+  return std::max(FeatureBytes(*this, frames, tower_bytes, compute),
+                  llama.ParkingBytes(rows, logit_rows));
 }
 
 size_t OpenVlaConfig::WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows,
@@ -639,6 +659,16 @@ ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config)
   spec.kv.layers = llama.layers;
   spec.kv.kv_heads = llama.kv_heads;
   spec.kv.head_dim = llama.head_dim;
+  for (const VitSpec& tower : config.towers) {
+    const std::vector<LayerCost> part = tower.LayerCosts();
+    spec.vision_layers.insert(spec.vision_layers.end(), part.begin(), part.end());
+  }
+  const std::vector<uint32_t> widths = config.projector_widths();
+  for (size_t i = 1; i < widths.size(); ++i) {
+    const uint64_t weights = uint64_t{widths[i - 1]} * widths[i];
+    spec.vision_layers.push_back({weights, weights});
+  }
+  spec.trunk_layers = llama.LayerCosts();
   spec.hidden = llama.hidden;
   spec.vocab_size = llama.vocab;
   spec.max_positions = config.max_positions;

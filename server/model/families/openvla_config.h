@@ -42,6 +42,7 @@ struct OpenVlaConfig {
   std::vector<TensorSpec> Tensors() const;
   size_t EncodeWorkspaceBytes(uint32_t frames, DType compute) const;
   size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows, DType compute) const;
+  size_t ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows, DType compute) const;
 };
 
 // True for an OpenVLA folder without the separate action head of OpenVLA-OFT.

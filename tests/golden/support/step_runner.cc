@@ -30,6 +30,29 @@ absl::Status StepRunner::Allocate() {
   ASSIGN_OR_RETURN(arena_, backend_.Allocate(model_.WorkspaceBytes(limits_.frames, limits_.rows,
                                                                    limits_.logit_rows),
                                              MemKind::kDevice));
+  if (limits_.layers > 0) {
+    ASSIGN_OR_RETURN(parked_, backend_.Allocate(model_.ParkingBytes(limits_.frames, limits_.rows,
+                                                                    limits_.logit_rows),
+                                                MemKind::kDevice));
+  }
+  return absl::OkStatus();
+}
+
+template <class Run>
+absl::Status StepRunner::Slices(size_t layers, TapSink* tap, const Run& run) {
+  const auto all = static_cast<uint32_t>(layers);
+  const uint32_t step = limits_.layers == 0 ? all : limits_.layers;
+  for (uint32_t begin = 0; begin < all; begin += step) {
+    Arena arena(*arena_);
+    ExecContext ctx{backend_.ops(), *stream_, arena, tap};
+    LayerRange range;
+    if (limits_.layers > 0) range = {begin, std::min(begin + step, all), parked_.get()};
+    const absl::Status status = run(ctx, range);
+    const absl::Status done = stream_->Synchronize();
+    if (!status.ok()) return status;
+    RETURN_IF_ERROR(done);
+    if (arena.used() != 0) return absl::InternalError("a slice keeps scratch");
+  }
   return absl::OkStatus();
 }
 
@@ -139,13 +162,9 @@ absl::Status StepRunner::Encode(std::span<const uint32_t> sequences,
   const TensorView view = rgb->View(DType::kU8, {count, camera.height, camera.width, 3});
   RETURN_IF_ERROR(
       stream_->Copy(view, host->View(DType::kU8, {count, camera.height, camera.width, 3})));
-  Arena arena(*arena_);
-  ExecContext ctx{backend_.ops(), *stream_, arena, tap};
-  const absl::Status status = model_.Encode(ctx, {view, out});
-  const absl::Status done = stream_->Synchronize();
-  if (!status.ok()) return status;
-  RETURN_IF_ERROR(done);
-  return arena.used() == 0 ? absl::OkStatus() : absl::InternalError("Encode keeps scratch");
+  return Slices(spec.vision_layers.size(), tap, [&](ExecContext& ctx, const LayerRange& layers) {
+    return model_.Encode(ctx, {view, out, layers});
+  });
 }
 
 absl::Status StepRunner::Forward(std::span<const Part> parts, TapSink* tap) {
@@ -199,14 +218,14 @@ absl::Status StepRunner::Forward(std::span<const Part> parts, TapSink* tap) {
       TensorView::Dense(zeros.data, DType::kF32, MemKind::kDevice, {samples});
   batch.sample.seed = TensorView::Dense(zeros.data, DType::kI64, MemKind::kDevice, {samples});
   batch.sample.tokens = batch.tokens;
-  Arena arena(*arena_);
-  ExecContext ctx{backend_.ops(), *stream_, arena, tap};
-  const absl::Status status = model_.Forward(ctx, batch);
-  const absl::Status done = stream_->Synchronize();
+  // The head runs only where a row is sampled.
+  const size_t layers = spec.trunk_layers.size() - (samples == 0 ? 1 : 0);
+  absl::Status status = Slices(layers, tap, [&](ExecContext& ctx, const LayerRange& range) {
+    batch.layers = range;
+    return model_.Forward(ctx, batch);
+  });
   step_.clear();
-  if (!status.ok()) return status;
-  RETURN_IF_ERROR(done);
-  return arena.used() == 0 ? absl::OkStatus() : absl::InternalError("Forward keeps scratch");
+  return status;
 }
 
 absl::StatusOr<std::vector<int32_t>> StepRunner::Tokens(uint32_t s) {

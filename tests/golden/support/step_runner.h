@@ -19,11 +19,12 @@ struct StepLimits {
   uint32_t frames = 1;      // of one step
   uint32_t rows = 512;      // of one step
   uint32_t logit_rows = 8;  // of one step
+  uint32_t layers = 0;      // of one slice; 0: passes are not cut
 };
 
 class StepRunner {
  public:
-  // The arena holds exactly model.WorkspaceBytes(limits).
+  // The arena holds exactly model.WorkspaceBytes(limits), the parking place model.ParkingBytes.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Create(Backend& backend, const Model& model,
                                                             const StepLimits& limits);
 
@@ -71,6 +72,9 @@ class StepRunner {
   StepRunner(Backend& backend, const Model& model, const StepLimits& limits)
       : backend_(backend), model_(model), limits_(limits) {}
   absl::Status Allocate();
+  // Calls `run` with each slice of a pass of so many layers, or once.
+  template <class Run>
+  absl::Status Slices(size_t layers, TapSink* tap, const Run& run);
   Token TokenAt(uint32_t s, uint32_t t) const;
   // Arrays of one step live until it is done.
   absl::StatusOr<TensorView> Put(const std::vector<int32_t>& values);
@@ -82,7 +86,7 @@ class StepRunner {
   uint32_t blocks_per_sequence_ = 0;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<KvStorage> kv_;
-  std::unique_ptr<Buffer> embeddings_, tokens_, arena_;
+  std::unique_ptr<Buffer> embeddings_, tokens_, arena_, parked_;
   std::vector<std::unique_ptr<Buffer>> step_;
   std::vector<Sequence> sequences_;
 };
