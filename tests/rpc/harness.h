@@ -102,7 +102,7 @@ class TestServer {
         if (partition.held != 0) return false;
       }
     }
-    return metrics_->streams->Value() == 0 && metrics_->model(ModelId(0)).sessions->Value() == 0;
+    return metrics_->streams->Value() == 0 && metrics_->model("fake").sessions->Value() == 0;
   }
   void ExpectIdleSoon() {
     EXPECT_TRUE(Eventually([this] { return Idle(); }));

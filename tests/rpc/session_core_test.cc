@@ -168,7 +168,7 @@ class SessionCoreTest : public ::testing::Test {
     return Send(request);
   }
   double Superseded() const {
-    return server_->metrics().model(ModelId(0)).frames_superseded->Value();
+    return server_->metrics().model("fake").frames_superseded->Value();
   }
   // The next message to the client.
   v1::SessionResponse Next() {

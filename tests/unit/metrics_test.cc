@@ -101,7 +101,7 @@ TEST(MetricsTest, LatencyBucketsResolveTheDeadlines) {
 
 TEST(MetricsTest, HitRateIsAMovingAverageOfLookups) {
   Metrics metrics(Options());
-  PartitionMetrics& vision = metrics.model(ModelId(0)).partition(Modality::kVision);
+  PartitionMetrics& vision = metrics.model("a").partition(Modality::kVision);
   vision.RecordLookup(256, 0);
   EXPECT_DOUBLE_EQ(vision.hit_rate->Value(), 0.1);
   vision.RecordLookup(64, 192);
@@ -118,7 +118,7 @@ TEST(MetricsTest, HitRateIsAMovingAverageOfLookups) {
 
 TEST(MetricsTest, PartitionsStepsFramesAndBackends) {
   Metrics metrics(Options());
-  ModelMetrics& model = metrics.model(ModelId(1));
+  ModelMetrics& model = metrics.model("b.2");
   model.partition(Modality::kAction).SetBlocks(5, 6, 7);
   model.partition(Modality::kText).Evict(EvictionReason::kOtherPartition, 3);
   model.RecordStep(StepKind::kPrefill, std::chrono::microseconds(4000),
@@ -149,7 +149,7 @@ TEST(MetricsTest, TheNumberOfSeriesIsFixedAtStart) {
   Metrics metrics(Options());
   const size_t before = Samples(metrics).size();
   metrics.klass(ClassId(0)).Reject(Reason::kInternal);
-  metrics.model(ModelId(0)).partition(Modality::kState).RecordLookup(1, 2);
+  metrics.model("a").partition(Modality::kState).RecordLookup(1, 2);
   EXPECT_EQ(Samples(metrics).size(), before);
 }
 
