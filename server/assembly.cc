@@ -118,15 +118,14 @@ absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& 
     return m.backends.empty() ||
            std::find(m.backends.begin(), m.backends.end(), backend.name) != m.backends.end();
   };
-  const auto count = static_cast<size_t>(
-      std::count_if(config.backends.begin(), config.backends.end(), runs_on));
+  const auto count =
+      static_cast<size_t>(std::count_if(config.backends.begin(), config.backends.end(), runs_on));
   if (count == 0) return absl::InvalidArgumentError(StrCat(what, ": no backend"));
   const absl::StatusOr<ModelMemory> plan = PlanModel(config, m, count);
   if (!plan.ok()) return Prefixed(what, plan.status());
   ServedModel served;
   // First all of it, so that what cannot fit is refused before the work; then what loading takes.
-  absl::StatusOr<MemoryHold> hold =
-      MemoryBudget::Hold(memory, MemoryKind::kWeights, plan->total());
+  absl::StatusOr<MemoryHold> hold = MemoryBudget::Hold(memory, MemoryKind::kWeights, plan->total());
   if (!hold.ok()) return Prefixed(what, hold.status());
   RETURN_IF_ERROR(hold->Resize(plan->weights + plan->loading));
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(m.path);

@@ -12,6 +12,7 @@
 #include "assembly.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "config/memory.h"
 #include "memory_plan.h"
 #include "rpc/grpc_log.h"
 #include "rpc/health_probe.h"
@@ -91,11 +92,13 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     if (!started.ok()) return Fail(started.status());
     exposer = *std::move(started);
   }
-  absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
-      RpcServer::Start(*config, clock, &metrics, std::string(version), [&stop] {
+  absl::StatusOr<std::unique_ptr<RpcServer>> rpc = RpcServer::Start(
+      *config, clock, &metrics, std::string(version),
+      [&stop] {
         stop.store(SIGTERM, std::memory_order_release);
         stop.notify_all();
-      }, &memory);
+      },
+      &memory);
   if (!rpc.ok()) {
     Fail(rpc.status());
     Leave(absl::IsInvalidArgument(rpc.status()) ? 2 : 1);  // as for the configuration's own faults

@@ -4,11 +4,10 @@
 
 #include "assembly.h"
 #include "base/memory_budget.h"
-#include "base/process.h"
 #include "base/strings.h"
+#include "config/memory.h"
 #include "model/checkpoint.h"
 #include "model/families/describe.h"
-#include "rpc/server.h"
 
 namespace saccade {
 namespace {
@@ -29,17 +28,6 @@ uint64_t LargestTensor(const Checkpoint& checkpoint) {
 }
 
 }  // namespace
-
-uint64_t BudgetBytes(const Config& config) {
-  return config.memory.budget_mb > 0 ? config.memory.budget_mb << 20 : UsableMemory() / 5 * 4;
-}
-
-uint64_t ProcessBytes(uint64_t budget) {
-  constexpr uint64_t kOwn = 64 << 20;
-  constexpr uint64_t kLeastSlack = 16 << 20;
-  constexpr uint64_t kMostSlack = 512 << 20;
-  return kOwn + std::clamp(budget / 16, kLeastSlack, kMostSlack);
-}
 
 uint32_t MaxSequences(const Config& config) {
   return std::max<uint32_t>(2 * config.scheduler.max_batch_sequences, 16);

@@ -11,12 +11,6 @@
 
 namespace saccade {
 
-// `memory.budget_mb`, or four fifths of what the control group and the host allow.
-uint64_t BudgetBytes(const Config& config);
-// What the process has beside everything that is held piece by piece: its code's data, its threads,
-// and what the allocator keeps back.
-uint64_t ProcessBytes(uint64_t budget);
-
 // One model on all its backends.
 struct ModelMemory {
   uint64_t weights = 0;

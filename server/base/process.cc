@@ -60,7 +60,8 @@ ProcessUse ReadProcessUse() {
   const size_t name_end = stat.rfind(')');  // the name may hold anything
   if (name_end != std::string::npos && name_end + 2 < stat.size()) {
     const std::string_view fields = std::string_view(stat).substr(name_end + 2);  // from field 3
-    use.cpu_seconds = static_cast<double>(Number(Word(fields, 11)) + Number(Word(fields, 12))) / ticks;
+    use.cpu_seconds =
+        static_cast<double>(Number(Word(fields, 11)) + Number(Word(fields, 12))) / ticks;
     const std::string boot = ReadFile("/proc/stat");
     const size_t at = boot.find("\nbtime ");
     if (at != std::string::npos) {

@@ -313,11 +313,12 @@ void Describe(V& v, SchedulerConfig& c) {
 
 template <class V>
 void Describe(V& v, MemoryConfig& c) {
-  v.Integer(Key{"budget_mb",
-                "Memory the process may hold (2^20 bytes), clean pages of mapped files not counted; 0: "
-                "four fifths of what its control group and the host allow. What does not fit is "
-                "refused."},
-            c.budget_mb, 0, 67'108'864);
+  v.Integer(
+      Key{"budget_mb",
+          "Memory the process may hold (2^20 bytes), clean pages of mapped files not counted; 0: "
+          "four fifths of what its control group and the host allow. What does not fit is "
+          "refused."},
+      c.budget_mb, 0, 67'108'864);
 }
 
 template <class V>

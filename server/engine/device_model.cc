@@ -87,8 +87,7 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
   const size_t max_seqs = options.max_rows;
   const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
-  sizes.meta_words = 3 * (pages + 16) + 2 * (max_seqs + 32) +
-                     5 * (size_t{options.max_rows} + 16) +
+  sizes.meta_words = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options.max_rows} + 16) +
                      8 * (size_t{options.max_logit_rows} + 16) +
                      2 * (size_t{options.num_blocks} + 16);
   return sizes;
@@ -119,9 +118,10 @@ DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model,
       options_(options),
       token_columns_(model.spec().max_action_tokens) {}
 
-absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(
-    Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options,
-    MemoryBudget* budget) {
+absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream,
+                                                                 const Model& model,
+                                                                 const DeviceModelOptions& options,
+                                                                 MemoryBudget* budget) {
   if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 ||
       options.max_logit_rows == 0 || options.sequence_slots == 0 || options.embedding_slots == 0) {
     return absl::InvalidArgumentError(

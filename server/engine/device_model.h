@@ -66,7 +66,7 @@ class DeviceModel {
   Stream& stream_;
   const Model& model_;
   const DeviceModelOptions options_;
-  const uint32_t token_columns_;  // of the token array: action tokens per sequence
+  const uint32_t token_columns_;   // of the token array: action tokens per sequence
   std::vector<MemoryHold> holds_;  // of everything below
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words

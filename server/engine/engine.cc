@@ -110,8 +110,8 @@ class Engine::Impl {
     ModelRef served;
     std::vector<std::shared_ptr<DeviceModel>> devices;
     std::vector<std::shared_ptr<Lane>> lanes;  // while they are not the scheduler's
-    bool warm = false;     // what it did before is in no counter
-    bool closing = false;  // takes nothing more
+    bool warm = false;                         // what it did before is in no counter
+    bool closing = false;                      // takes nothing more
   };
   // What the engine keeps of a request beside the scheduler's own state.
   struct Active {
@@ -164,7 +164,8 @@ class Engine::Impl {
   struct ForgetMessage {};
   struct StopMessage {};
   using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                               StepMessage, DrainMessage, UnloadMessage, ForgetMessage, AskMessage, StopMessage>;
+                               StepMessage, DrainMessage, UnloadMessage, ForgetMessage, AskMessage,
+                               StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
@@ -268,10 +269,10 @@ absl::Status Engine::Impl::Start(std::vector<ServedModel> models) {
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
     backends_[i]->BeginServing();
-    ASSIGN_OR_RETURN(
-        workers_[i].worker,
-        Worker::Start(*backends_[i], clock_,
-                      [this, id](StepResult r) { Put(StepMessage{id, std::move(r)}); }));
+    ASSIGN_OR_RETURN(workers_[i].worker,
+                     Worker::Start(*backends_[i], clock_, [this, id](StepResult r) {
+                       Put(StepMessage{id, std::move(r)});
+                     }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }
@@ -302,10 +303,9 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     device.max_rows = options_.max_rows;
     device.max_frames = options_.max_frames;
     device.max_logit_rows = options_.max_logit_rows;
-    ASSIGN_OR_RETURN(
-        std::shared_ptr<DeviceModel> made,
-        DeviceModel::Create(*backends_[worker], workers_[worker].worker->stream(),
-                            *served.instances[i], device, options_.memory));
+    ASSIGN_OR_RETURN(std::shared_ptr<DeviceModel> made,
+                     DeviceModel::Create(*backends_[worker], workers_[worker].worker->stream(),
+                                         *served.instances[i], device, options_.memory));
     loaded.devices.push_back(std::move(made));
     LaneOptions lane;
     lane.worker = served.workers[i];
@@ -494,9 +494,8 @@ void Engine::Impl::Drain(TimePoint until) {
 
 bool Engine::Impl::Ready() const {
   const std::vector<ModelRef> loaded = models();
-  return !loaded.empty() &&
-         std::all_of(loaded.begin(), loaded.end(),
-                     [this](const ModelRef& model) { return Ready(*model); });
+  return !loaded.empty() && std::all_of(loaded.begin(), loaded.end(),
+                                        [this](const ModelRef& model) { return Ready(*model); });
 }
 
 bool Engine::Impl::Ready(const ServedModel& model) const {
@@ -786,8 +785,8 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
       std::shared_ptr<DeviceModel> device = DeviceOf(*plan);
-      state.outstanding.push_back(std::make_unique<const WorkerStep>(
-          WorkerStep{*std::move(plan), std::move(device)}));
+      state.outstanding.push_back(
+          std::make_unique<const WorkerStep>(WorkerStep{*std::move(plan), std::move(device)}));
       state.worker->Submit(state.outstanding.back().get());
     }
   }
@@ -902,9 +901,7 @@ absl::StatusOr<ModelRef> Engine::Load(ServedModel model) { return impl_->Load(st
 absl::Status Engine::Unload(ModelId id, TimePoint until, absl::Status why) {
   return impl_->Unload(id, until, std::move(why));
 }
-void Engine::SetMaxQueued(ClassId id, uint32_t max_queued) {
-  impl_->SetMaxQueued(id, max_queued);
-}
+void Engine::SetMaxQueued(ClassId id, uint32_t max_queued) { impl_->SetMaxQueued(id, max_queued); }
 void Engine::ForgetIdle() { impl_->ForgetIdle(); }
 bool Engine::Ready(const ServedModel& model) const { return impl_->Ready(model); }
 std::vector<ModelRef> Engine::models() const { return impl_->models(); }
@@ -913,8 +910,7 @@ std::span<Backend* const> Engine::backends() const { return impl_->backends(); }
 std::span<const LatencyClass> Engine::classes() const { return impl_->options().classes; }
 
 TimelineBuilder ServedModel::NewTimeline() const {
-  const Digest128 salt =
-      DigestBuilder("kv.salt.v1").Field(name).Field(spec().fingerprint).Finish();
+  const Digest128 salt = DigestBuilder("kv.salt.v1").Field(name).Field(spec().fingerprint).Finish();
   return TimelineBuilder(salt, kv.block_tokens);
 }
 

@@ -28,7 +28,7 @@ class Metrics;
 struct ServedModel {
   ModelId id;  // set by the engine; never used again for another load
   std::string name;
-  MemoryHold weights;  // of all instances
+  MemoryHold weights;                             // of all instances
   std::vector<std::unique_ptr<Model>> instances;  // one per entry of `workers`
   std::vector<WorkerId> workers;
   InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
@@ -131,8 +131,8 @@ struct RecentWork {
 
 class Engine {
  public:
-  // `backends[i]` becomes worker i. Starts the threads and loads the models, at least one. `metrics`
-  // may be null.
+  // `backends[i]` becomes worker i. Starts the threads and loads the models, at least one.
+  // `metrics` may be null.
   static absl::StatusOr<std::unique_ptr<Engine>> Start(
       const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
       std::vector<ServedModel> models, const Clock& clock, Metrics* metrics);
@@ -167,10 +167,10 @@ class Engine {
   bool draining() const;
   bool Ready() const;  // a model, a healthy worker for every one, not draining
   bool Ready(const ServedModel& model) const;  // a healthy worker for it, not draining
-  bool stuck() const;                      // a worker hangs: destruction would wait for it
-  absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
-  absl::StatusOr<RecentWork> Recent();     // asks the engine thread
-  absl::Status CheckInvariants();          // asks the engine thread
+  bool stuck() const;                          // a worker hangs: destruction would wait for it
+  absl::StatusOr<SchedulerStats> Stats();      // asks the engine thread; UNAVAILABLE after shutdown
+  absl::StatusOr<RecentWork> Recent();         // asks the engine thread
+  absl::Status CheckInvariants();              // asks the engine thread
 
   // Those that take requests, in the order of loading.
   std::vector<ModelRef> models() const;

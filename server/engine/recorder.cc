@@ -87,8 +87,8 @@ RecentWork Recorder::Recent() const {
 
 std::string ChromeTrace(const RecentWork& recent, const Engine& engine, TimePoint epoch) {
   const auto since = [epoch](TimePoint time) { return ToMicros(time - epoch).count(); };
-  auto model = [&engine, names = std::map<ModelId, std::string>()](
-                         ModelId id) mutable -> std::string_view {
+  auto model = [&engine,
+                names = std::map<ModelId, std::string>()](ModelId id) mutable -> std::string_view {
     const auto [it, added] = names.try_emplace(id);
     if (added) it->second = engine.ModelName(id);
     return it->second;

@@ -1,7 +1,7 @@
 #pragma once
-// Worker: one thread that owns one backend's stream. It is given at most two steps, the one that runs
-// and the next, each with the device side of its model; the engine may take back one that has not
-// started.
+// Worker: one thread that owns one backend's stream. It is given at most two steps, the one that
+// runs and the next, each with the device side of its model; the engine may take back one that has
+// not started.
 #include <array>
 #include <atomic>
 #include <functional>

@@ -85,7 +85,8 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const MetricsOptions& options
                                 "From the arrival of an act request to its first model step.");
   auto& end_to_end = make.Histograms("saccade_end_to_end_seconds",
                                      "From the arrival of an act request to its last answer.");
-  auto& queued = make.Gauges("saccade_requests_queued", "Admitted act requests without a step yet.");
+  auto& queued =
+      make.Gauges("saccade_requests_queued", "Admitted act requests without a step yet.");
   auto& running =
       make.Gauges("saccade_requests_running", "Admitted act requests that have had a step.");
   auto& deadline = make.Gauges("saccade_class_deadline_seconds",
@@ -93,8 +94,8 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const MetricsOptions& options
   std::vector<ClassMetrics> classes;
   for (size_t i = 0; i < options.classes.size(); ++i) {
     const Labels labels = {{"class", options.classes[i]}};
-    deadline.Add(labels).Set(
-        i < options.class_deadlines_s.size() ? options.class_deadlines_s[i] : 0);
+    deadline.Add(labels).Set(i < options.class_deadlines_s.size() ? options.class_deadlines_s[i]
+                                                                  : 0);
     ClassMetrics& c = classes.emplace_back();
     c.queued = &queued.Add(labels);
     c.running = &running.Add(labels);
@@ -123,8 +124,8 @@ class LiveCollector final : public prometheus::Collectable {
     using prometheus::MetricType;
     const ProcessUse use = ReadProcessUse();
     std::vector<prometheus::MetricFamily> families = {
-        Family("process_resident_memory_bytes", "Resident memory size in bytes.",
-               MetricType::Gauge, static_cast<double>(use.resident_bytes)),
+        Family("process_resident_memory_bytes", "Resident memory size in bytes.", MetricType::Gauge,
+               static_cast<double>(use.resident_bytes)),
         Family("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
                MetricType::Counter, use.cpu_seconds),
         Family("process_open_fds", "Number of open file descriptors.", MetricType::Gauge,
@@ -192,9 +193,8 @@ struct Metrics::ModelFamilies {
                             "Camera frames refused as older than the one in place.")),
         rejected(
             make.Counters("saccade_frames_rejected_total", "Camera frames refused, by reason.")),
-        age(make.Histograms(
-            "saccade_frame_age_seconds",
-            "Age of the oldest frame behind an action when the action was ready.")),
+        age(make.Histograms("saccade_frame_age_seconds",
+                            "Age of the oldest frame behind an action when the action was ready.")),
         cache_hits(make.Counters("saccade_vision_cache_hits_total",
                                  "Frames whose vision embeddings were in the cache.")),
         cache_misses(
@@ -265,7 +265,8 @@ struct Metrics::ModelFamilies {
 ModelMetrics& Metrics::model(const std::string& name) {
   const std::lock_guard lock(models_mu_);
   const auto it = models_.find(name);
-  return it != models_.end() ? it->second : models_.emplace(name, families_->Make(name)).first->second;
+  return it != models_.end() ? it->second
+                             : models_.emplace(name, families_->Make(name)).first->second;
 }
 
 void PartitionMetrics::RecordLookup(uint64_t hit, uint64_t miss) {

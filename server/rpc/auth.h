@@ -40,9 +40,10 @@ inline constexpr std::string_view kGetLimits = "/saccade.v1.Admin/GetLimits";
 inline constexpr std::string_view kSetLimits = "/saccade.v1.Admin/SetLimits";
 inline constexpr std::string_view kGetMemory = "/saccade.v1.Admin/GetMemory";
 inline constexpr std::string_view kDrain = "/saccade.v1.Admin/Drain";
-inline constexpr std::array kCheckedByHandler = {
-    kSession,   kPredict,     kListModels,  kGetModel,  kGetStatus, kGetRecent, kGetTrace, kGetCache,
-    kLoadModel, kUnloadModel, kReloadModel, kGetLimits, kSetLimits, kGetMemory, kDrain};
+inline constexpr std::array kCheckedByHandler = {kSession,   kPredict,     kListModels,  kGetModel,
+                                                 kGetStatus, kGetRecent,   kGetTrace,    kGetCache,
+                                                 kLoadModel, kUnloadModel, kReloadModel, kGetLimits,
+                                                 kSetLimits, kGetMemory,   kDrain};
 }  // namespace method
 
 Access AccessOf(std::string_view method);

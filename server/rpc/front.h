@@ -90,7 +90,8 @@ class Front {
   v1::GetStatusResponse Status() const;
   TimePoint started() const { return started_; }
 
-  // Changes limits as the configuration allows; INVALID_ARGUMENT names the key. Returns all of them.
+  // Changes limits as the configuration allows; INVALID_ARGUMENT names the key. Returns all of
+  // them.
   absl::StatusOr<v1::LiveLimits> SetLimits(const v1::LiveLimits& changes);
 
   // What a client may ask for: the end of the process. Set once, before the port is open.

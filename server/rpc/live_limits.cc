@@ -35,24 +35,27 @@ v1::LiveLimits LiveLimitsOf(const Config& config) {
 absl::Status ApplyLimits(const v1::LiveLimits& changes, const Config& started, Config& config) {
   Config changed = config;
   if (changes.has_max_sessions()) changed.server.max_sessions = changes.max_sessions();
-  if (changes.has_max_message_bytes()) changed.server.max_message_bytes = changes.max_message_bytes();
+  if (changes.has_max_message_bytes())
+    changed.server.max_message_bytes = changes.max_message_bytes();
   if (changes.has_max_image_bytes()) changed.limits.max_image_bytes = changes.max_image_bytes();
   if (changes.has_max_pixels()) changed.limits.max_pixels = changes.max_pixels();
-  if (changes.has_max_instruction_bytes()) changed.limits.max_instruction_bytes = changes.max_instruction_bytes();
-  if (changes.has_max_instruction_tokens()) changed.limits.max_instruction_tokens = changes.max_instruction_tokens();
+  if (changes.has_max_instruction_bytes())
+    changed.limits.max_instruction_bytes = changes.max_instruction_bytes();
+  if (changes.has_max_instruction_tokens())
+    changed.limits.max_instruction_tokens = changes.max_instruction_tokens();
   if (changes.has_acts_per_s()) changed.limits.acts_per_s = changes.acts_per_s();
   if (changes.has_frames_per_s()) changed.limits.frames_per_s = changes.frames_per_s();
   if (changes.has_messages_per_s()) changed.limits.messages_per_s = changes.messages_per_s();
   if (changes.has_pixels_per_s()) changed.limits.pixels_per_s = changes.pixels_per_s();
-  if (changes.has_sessions_per_peer()) changed.limits.sessions_per_peer = changes.sessions_per_peer();
+  if (changes.has_sessions_per_peer())
+    changed.limits.sessions_per_peer = changes.sessions_per_peer();
   if (changes.has_acts_in_flight()) changed.limits.acts_in_flight = changes.acts_in_flight();
   if (changes.has_session_idle_s()) changed.limits.session_idle_s = changes.session_idle_s();
   if (changes.has_max_samples()) changed.limits.max_samples = changes.max_samples();
   if (changes.has_outbox_messages()) changed.limits.outbox_messages = changes.outbox_messages();
   for (const v1::ClassLimit& limit : changes.classes()) {
-    const auto klass =
-        std::find_if(changed.classes.begin(), changed.classes.end(),
-                     [&](const ClassConfig& c) { return c.name == limit.name(); });
+    const auto klass = std::find_if(changed.classes.begin(), changed.classes.end(),
+                                    [&](const ClassConfig& c) { return c.name == limit.name(); });
     if (klass == changed.classes.end())
       return InvalidField("limits.classes", "names no latency class of the server");
     klass->max_queued = limit.max_queued();

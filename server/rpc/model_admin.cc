@@ -149,9 +149,10 @@ absl::StatusOr<std::string> ModelAdmin::PathOf(const std::string& folder) const 
     return InvalidField("folder", "the server has no admin.models_root, so no folder can be named");
   }
   if (!IsConfigName(folder)) {
-    return InvalidField("folder",
-                        "must be one plain name: letters, digits and _ . -, at most 63, a letter or "
-                        "digit first");
+    return InvalidField(
+        "folder",
+        "must be one plain name: letters, digits and _ . -, at most 63, a letter or "
+        "digit first");
   }
   std::error_code error;
   const fs::path whole_root = fs::canonical(root, error);
@@ -165,7 +166,8 @@ absl::StatusOr<std::string> ModelAdmin::PathOf(const std::string& folder) const 
                      StrCat("folder: no folder \"", folder, "\" below admin.models_root"), info);
   }
   // A link may lead on inside the root, never out of it.
-  const auto [end, rest] = std::mismatch(whole_root.begin(), whole_root.end(), path.begin(), path.end());
+  const auto [end, rest] =
+      std::mismatch(whole_root.begin(), whole_root.end(), path.begin(), path.end());
   if (end != whole_root.end() || rest == path.end()) {
     return InvalidField("folder", "leads out of admin.models_root");
   }
@@ -187,7 +189,8 @@ absl::StatusOr<ModelConfig> ModelAdmin::ConfigOf(const std::string& name, const 
       return InvalidField("name", StrCat("is new, and there were ", kMaxNames, " names already"));
     }
     if (folder.empty()) return InvalidField("folder", "is empty, and the name is not configured");
-    const auto model = like.empty() && configs_.size() == 1 ? configs_.begin() : configs_.find(like);
+    const auto model =
+        like.empty() && configs_.size() == 1 ? configs_.begin() : configs_.find(like);
     if (model == configs_.end()) {
       return InvalidField("like", like.empty() ? "name the model whose settings it takes"
                                                : "no model of that name was configured or loaded");
@@ -294,12 +297,10 @@ absl::StatusOr<v1::Model> ModelAdmin::RunReload(const v1::ReloadModelRequest& re
   return model;
 }
 
-absl::Status ModelAdmin::Retire(std::weak_ptr<const ServedModel> model, ModelId id,
-                                TimePoint until, const absl::Status& why) {
-  for (const std::shared_ptr<SessionCore>& stream : front_->Streams())
-    stream->CloseModel(id, why);
-  RETURN_IF_ERROR(
-      service_->engine().Unload(id, stopping() ? front_->clock().Now() : until, why));
+absl::Status ModelAdmin::Retire(std::weak_ptr<const ServedModel> model, ModelId id, TimePoint until,
+                                const absl::Status& why) {
+  for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->CloseModel(id, why);
+  RETURN_IF_ERROR(service_->engine().Unload(id, stopping() ? front_->clock().Now() : until, why));
   const TimePoint give_up = front_->clock().Now() + kFreeing;
   while (!model.expired()) {
     if (stopping()) return Draining();

@@ -1,8 +1,8 @@
 #pragma once
 // ModelAdmin: loads, unloads and reloads models while the server runs. One thread of its own does
 // one job after another; engine, calls and other models go on meanwhile. Names are bounded in form
-// and number, folders are plain names below one root: nothing a caller sends becomes another path or
-// one more label.
+// and number, folders are plain names below one root: nothing a caller sends becomes another path
+// or one more label.
 #include <condition_variable>
 #include <cstdint>
 #include <deque>

@@ -337,10 +337,9 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* LoadModel(grpc::CallbackServerContext* context,
                                       const v1::LoadModelRequest* request,
                                       v1::LoadModelResponse* response) override {
-    return Later(*context, method::kLoadModel, response,
-                 [&](ModelAdmin& models, ModelAdmin::Done done) {
-                   models.Load(*request, std::move(done));
-                 });
+    return Later(
+        *context, method::kLoadModel, response,
+        [&](ModelAdmin& models, ModelAdmin::Done done) { models.Load(*request, std::move(done)); });
   }
   grpc::ServerUnaryReactor* UnloadModel(grpc::CallbackServerContext* context,
                                         const v1::UnloadModelRequest* request,
@@ -375,8 +374,8 @@ class AdminService final : public v1::Admin::CallbackService {
     const auto set = [&]() -> absl::Status {
       RETURN_IF_ERROR(AuthorizeCall(*front_, *context, method::kSetLimits));
       ASSIGN_OR_RETURN(*response->mutable_limits(), front_->SetLimits(request->limits()));
-      LogInfo("limits changed", {{"peer", context->peer()},
-                                 {"changes", request->limits().ShortDebugString()}});
+      LogInfo("limits changed",
+              {{"peer", context->peer()}, {"changes", request->limits().ShortDebugString()}});
       return absl::OkStatus();
     };
     return Reply(context, set());

@@ -26,6 +26,7 @@
 #include "base/logging.h"
 #include "base/process.h"
 #include "base/strings.h"
+#include "config/memory.h"
 #include "metrics/metrics.h"
 #include "rpc/auth.h"
 #include "rpc/front.h"
@@ -131,8 +132,7 @@ class RpcServer::Impl {
     builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
     if (front_->memory() != nullptr) {
       const uint64_t bytes = TransportBytes(front_->config(), front_->memory()->limit());
-      ASSIGN_OR_RETURN(transport_memory_,
-                       front_->memory()->Hold(MemoryKind::kTransport, bytes));
+      ASSIGN_OR_RETURN(transport_memory_, front_->memory()->Hold(MemoryKind::kTransport, bytes));
       grpc::ResourceQuota quota("saccade");
       quota.Resize(bytes);
       builder.SetResourceQuota(quota);
@@ -230,8 +230,8 @@ class RpcServer::Impl {
     }
   }
 
-  // What was freed may stay with the allocator; beyond what the budget allows for that, it goes back
-  // to the system.
+  // What was freed may stay with the allocator; beyond what the budget allows for that, it goes
+  // back to the system.
   void TrimHeap(TimePoint now) {
     if (front_->memory() == nullptr || now - trimmed_ < kTrimInterval) return;
     trimmed_ = now;
@@ -288,11 +288,6 @@ class RpcServer::Impl {
   TimePoint trimmed_{};
 };
 
-uint64_t TransportBytes(const Config& config, uint64_t budget) {
-  constexpr uint64_t kMost = 1ULL << 30;
-  return std::max(std::min(budget / 8, kMost), 4 * config.server.max_message_bytes);
-}
-
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 
@@ -313,9 +308,9 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config
   if (!config.server.tokens_file.empty()) {
     ASSIGN_OR_RETURN(authenticator, Authenticator::Load(config.server.tokens_file));
   }
-  auto impl = std::make_unique<Impl>(config, std::move(decoding), std::move(tls),
-                                     std::move(authenticator), clock, metrics, memory,
-                                     std::move(version));
+  auto impl =
+      std::make_unique<Impl>(config, std::move(decoding), std::move(tls), std::move(authenticator),
+                             clock, metrics, memory, std::move(version));
   impl->SetOnDrain(std::move(on_drain));
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));

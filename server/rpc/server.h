@@ -18,9 +18,6 @@ namespace saccade {
 class MemoryBudget;
 class Metrics;
 
-// What gRPC may buffer of a budget: a part of it, at least a few of the largest messages.
-uint64_t TransportBytes(const Config& config, uint64_t budget);
-
 class RpcServer {
  public:
   // Listens at config.server.listen; port 0 takes a free one. UNAVAILABLE naming the address when

@@ -104,8 +104,7 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Create(const Config& config, E
     }
     RETURN_IF_ERROR(service->Offer(served, *model_config));
   }
-  if (service->models().empty())
-    return absl::FailedPreconditionError("the engine serves no model");
+  if (service->models().empty()) return absl::FailedPreconditionError("the engine serves no model");
   return service;
 }
 
@@ -157,8 +156,8 @@ absl::Status Serving::Offer(ModelRef served, const ModelConfig& config) {
   ASSIGN_OR_RETURN(model->proto, ModelOf(served->spec(), config));
   const auto klass = std::find(class_names_.begin(), class_names_.end(), config.default_class);
   if (klass == class_names_.end()) {
-    return absl::FailedPreconditionError(StrCat(
-        "model \"", served->name, "\": no latency class \"", config.default_class, "\""));
+    return absl::FailedPreconditionError(
+        StrCat("model \"", served->name, "\": no latency class \"", config.default_class, "\""));
   }
   model->id = served->id;
   model->name = served->name;
@@ -210,7 +209,7 @@ absl::StatusOr<Serving::Target> Serving::Resolve(std::string_view model,
   ASSIGN_OR_RETURN(target.statistics,
                    FindStatistics(spec, statistics_key, Path(prefix, "statistics_key")));
   ASSIGN_OR_RETURN(target.klass, catalog()->FindClass(latency_class, target.model->default_class,
-                                                     Path(prefix, "latency_class")));
+                                                      Path(prefix, "latency_class")));
   const auto set = target.statistics - spec.statistics.data();
   target.action_space = &target.model->proto.statistics(static_cast<int>(set)).action_space();
   return target;
@@ -244,7 +243,8 @@ FairExecutor::Size Serving::DecodeSize(uint64_t pixels) {
 
 bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
                         TimePoint call_deadline, TimePoint now) const {
-  const absl::StatusOr<ActFields> fields = ReadActFields(act, settings()->config.limits.max_samples, "act");
+  const absl::StatusOr<ActFields> fields =
+      ReadActFields(act, settings()->config.limits.max_samples, "act");
   const absl::StatusOr<ClassId> klass =
       catalog()->FindClass(act.latency_class(), target.klass, "act.latency_class");
   if (!fields.ok() || !klass.ok()) return true;
@@ -262,10 +262,10 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
   const TimePoint begin = clock_.Now();
   const CameraSpec& spec = session.model().model->spec().cameras[camera];
   // Both before a byte is decoded: what has no room costs nothing.
-  absl::StatusOr<MemoryHold> kept = MemoryBudget::Hold(memory_, MemoryKind::kFrames,
-                                                       uint64_t{spec.width} * spec.height * 3);
-  absl::StatusOr<MemoryHold> decoding = MemoryBudget::Hold(
-      memory_, MemoryKind::kDecode, DecodeBytes(frame, PixelsToDecode(frame)));
+  absl::StatusOr<MemoryHold> kept =
+      MemoryBudget::Hold(memory_, MemoryKind::kFrames, uint64_t{spec.width} * spec.height * 3);
+  absl::StatusOr<MemoryHold> decoding =
+      MemoryBudget::Hold(memory_, MemoryKind::kDecode, DecodeBytes(frame, PixelsToDecode(frame)));
   for (const absl::StatusOr<MemoryHold>* hold : {&kept, &decoding}) {
     if (hold->ok()) continue;
     engine_.ForgetIdle();  // frames that caches keep make room for new ones
@@ -341,7 +341,7 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   ASSIGN_OR_RETURN(const ActFields fields,
                    ReadActFields(act, settings()->config.limits.max_samples, prefix));
   ASSIGN_OR_RETURN(const ClassId klass, catalog()->FindClass(act.latency_class(), target.klass,
-                                                            Path(prefix, "latency_class")));
+                                                             Path(prefix, "latency_class")));
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass.value())];
   const TimePoint deadline = DeadlineOf(latency, fields, arrival, call_deadline);
   ASSIGN_OR_RETURN(std::shared_ptr<const Observation> observation,

@@ -42,7 +42,8 @@ struct Settings {
 class Serving {
  public:
   // FAILED_PRECONDITION when the configuration and the engine's models do not go together.
-  // `metrics` and `memory` may be null. `decoding` runs what decodes frames; it outlives every call.
+  // `metrics` and `memory` may be null. `decoding` runs what decodes frames; it outlives every
+  // call.
   static absl::StatusOr<std::shared_ptr<Serving>> Create(const Config& config, Engine& engine,
                                                          FairExecutor& decoding, const Clock& clock,
                                                          Metrics* metrics,
@@ -137,7 +138,7 @@ class Serving {
   std::atomic<uint64_t> settings_version_{1};
   mutable std::mutex mu_;
   std::shared_ptr<const Settings> settings_;
-  std::shared_ptr<const Catalog> catalog_;  // its models are OfferedModels
+  std::shared_ptr<const Catalog> catalog_;                      // its models are OfferedModels
   std::map<std::string, std::shared_ptr<ModelPlaces>> places_;  // by name, over all its loads
 };
 

@@ -142,7 +142,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::optional<absl::Status> closing_;
   TimePoint closing_since_{};
   bool opened_ = false;
-  ModelId model_;  // valid once opened
+  ModelId model_;               // valid once opened
   std::deque<Incoming> inbox_;  // read, in order; handled once it is their turn
   size_t inbox_bytes_ = 0;
   uint64_t messages_read_ = 0;

@@ -115,7 +115,7 @@ class Scheduler::Impl {
   SchedulerOptions options_;  // constant but for max_queued
   Planner planner_;
   std::vector<std::shared_ptr<Lane>> lanes_;  // shared only so that others may drop the last ones
-  std::deque<WorkerState> workers_;  // a deque: lanes and steps keep pointers
+  std::deque<WorkerState> workers_;           // a deque: lanes and steps keep pointers
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;  // until destroyed
   std::vector<ClassCounts> classes_;
   // Requests a class may hold: its limit, or what it held when that was lowered and still holds.

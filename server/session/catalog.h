@@ -1,7 +1,7 @@
 #pragma once
-// Catalog: what sessions may name: models, their cameras and statistics, latency classes. Immutable,
-// read by any thread; another one takes its place when models come and go. Every lookup that fails lists what would have been
-// right.
+// Catalog: what sessions may name: models, their cameras and statistics, latency classes.
+// Immutable, read by any thread; another one takes its place when models come and go. Every lookup
+// that fails lists what would have been right.
 #include <atomic>
 #include <cstdint>
 #include <functional>
