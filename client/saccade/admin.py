@@ -197,9 +197,7 @@ class Admin:
         request = admin_pb2.UnloadModelRequest(name=name, grace_s=grace_s)
         self._call(self._stub.UnloadModel, request, _patience(grace_s))
 
-    def reload(
-        self, name: str, folder: str = "", grace_s: float | None = None
-    ) -> types.ModelInfo:
+    def reload(self, name: str, folder: str = "", grace_s: float | None = None) -> types.ModelInfo:
         """Loads a model anew beside the old one, which its sessions keep for ``grace_s``."""
         request = admin_pb2.ReloadModelRequest(name=name, folder=folder, grace_s=grace_s)
         answer = self._call(self._stub.ReloadModel, request, _patience(grace_s))
@@ -209,9 +207,7 @@ class Admin:
         """The limits as they are now."""
         return _limits(self._call(self._stub.GetLimits, admin_pb2.GetLimitsRequest()).limits)
 
-    def set_limits(
-        self, max_queued: Mapping[str, int] | None = None, **values: float
-    ) -> Limits:
+    def set_limits(self, max_queued: Mapping[str, int] | None = None, **values: float) -> Limits:
         """Changes limits, all or none: ``set_limits(acts_per_s=50, max_queued={"control": 8})``."""
         request = _limit_changes(values, max_queued)
         return _limits(self._call(self._stub.SetLimits, request).limits)

@@ -223,9 +223,7 @@ def _limits(client: Client, changes: list[str]) -> int:
             print(f"not NAME=NUMBER: {change}", file=sys.stderr)
             return 2
     try:
-        limits = (
-            client.admin.set_limits(max_queued, **values) if changes else client.admin.limits()
-        )
+        limits = client.admin.set_limits(max_queued, **values) if changes else client.admin.limits()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
