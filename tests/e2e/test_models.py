@@ -145,7 +145,7 @@ def test_a_load_that_does_not_fit_is_refused_with_the_sum() -> None:
         with Client(running.address) as client:
             before = client.admin.memory().held
             loaded = 0
-            with pytest.raises(OutOfMemory, match="of 512.0 MiB"):
+            with pytest.raises(OutOfMemory, match=r"of 512\.0 MiB"):
                 for loaded in range(8):
                     client.admin.load(f"copy{loaded}", "checkpoint", like="highway_demo")
             for copy in range(loaded):
