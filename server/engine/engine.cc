@@ -303,10 +303,13 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     device.max_rows = options_.max_rows;
     device.max_frames = options_.max_frames;
     device.max_logit_rows = options_.max_logit_rows;
-    ASSIGN_OR_RETURN(std::shared_ptr<DeviceModel> made,
+    ASSIGN_OR_RETURN(std::unique_ptr<DeviceModel> made,
                      DeviceModel::Create(*backends_[worker], workers_[worker].worker->stream(),
                                          *served.instances[i], device, options_.memory));
-    loaded.devices.push_back(std::move(made));
+    // A step that hangs keeps its device side, and that its model.
+    auto kept = std::make_shared<std::pair<ModelRef, std::unique_ptr<DeviceModel>>>(
+        loaded.served, std::move(made));
+    loaded.devices.emplace_back(kept, kept->second.get());
     LaneOptions lane;
     lane.worker = served.workers[i];
     lane.model = served.id;

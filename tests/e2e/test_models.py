@@ -26,6 +26,7 @@ admin: {{models_root: "{ROOT / "deploy" / "demo"}"}}
 """,
         limits=limits,
         server_keys="\n  max_sessions: 64",
+        default_class="best_effort\n    kv: {memory_mb: 64}",
     )
 
 

@@ -24,10 +24,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 MetricsOptions Options() {
+  static const MemoryBudget memory(1000);
   return {.version = "1.2.3",
           .classes = {"control", "best_effort"},
+          .class_deadlines_s = {0.02, 0},
           .models = {"a", "b.2"},
-          .backends = {"cpu"}};
+          .backends = {"cpu"},
+          .memory = &memory};
 }
 
 // Every sample of the exposition: "name{labels}" -> value.
@@ -143,6 +146,35 @@ TEST(MetricsTest, PartitionsStepsFramesAndBackends) {
   EXPECT_EQ(samples.at("saccade_worker_up{backend=\"cpu\"}"), 1);
   EXPECT_THAT(metrics.Serialize(), HasSubstr("description=\"avx2, 2 threads, \\\"quoted\\\"\\n\""));
   EXPECT_THAT(metrics.Serialize(), HasSubstr("version=\"1.2.3\""));
+}
+
+TEST(MetricsTest, ProcessMemoryAndDeadlinesAreReadWhenAsked) {
+  MemoryBudget memory(1000);
+  MetricsOptions options = Options();
+  options.memory = &memory;
+  Metrics metrics(options);
+  const auto held = memory.Hold(MemoryKind::kWeights, 70);
+  auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("saccade_memory_limit_bytes"), 1000);
+  EXPECT_EQ(samples.at("saccade_memory_held_bytes{kind=\"weights\"}"), 70);
+  EXPECT_EQ(samples.at("saccade_memory_held_bytes{kind=\"frames\"}"), 0);
+  EXPECT_GT(samples.at("process_resident_memory_bytes"), 1 << 20);
+  EXPECT_GT(samples.at("process_open_fds"), 2);
+  EXPECT_GE(samples.at("process_cpu_seconds_total"), 0);
+  EXPECT_GT(samples.at("process_start_time_seconds"), 1.6e9);
+  EXPECT_DOUBLE_EQ(samples.at("saccade_class_deadline_seconds{class=\"control\"}"), 0.02);
+  EXPECT_EQ(samples.at("saccade_class_deadline_seconds{class=\"best_effort\"}"), 0);
+}
+
+TEST(MetricsTest, AModelsSeriesComeOnceAndStay) {
+  Metrics metrics(Options());
+  const size_t before = Samples(metrics).size();
+  metrics.model("new").frames_received->Increment();
+  const size_t after = Samples(metrics).size();
+  EXPECT_GT(after, before);
+  metrics.model("new").frames_received->Increment();
+  EXPECT_EQ(Samples(metrics).size(), after);
+  EXPECT_EQ(Samples(metrics).at("saccade_frames_received_total{model=\"new\"}"), 2);
 }
 
 TEST(MetricsTest, TheNumberOfSeriesIsFixedAtStart) {
