@@ -73,7 +73,9 @@ class ModelAdminTest : public ::testing::Test {
     grpc::ClientContext context;
     v1::LoadModelResponse response;
     const grpc::Status status = admin_->LoadModel(&context, request, &response);
-    if (status.ok()) EXPECT_EQ(response.model().name(), name);
+    if (status.ok()) {
+      EXPECT_EQ(response.model().name(), name);
+    }
     return status;
   }
   grpc::Status Unload(const std::string& name, double grace_s = 5) {
