@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "base/strings.h"
 
@@ -65,16 +66,26 @@ absl::Status ApplyLimits(const v1::LiveLimits& changes, const Config& started, C
                         StrCat("is above ", started.server.max_message_bytes,
                                ", with which the server was started"));
   }
-  // The configuration's own reader is the judge. Its message begins with "limits:LINE: ".
+  // The configuration's own reader is the judge, of what can change and no more. Its message begins
+  // with "limits:LINE: ".
   constexpr std::string_view kName = "limits";
-  const absl::StatusOr<Config> read = ParseConfig(ToYaml(changed), kName);
+  Config judged;
+  judged.server.max_sessions = changed.server.max_sessions;
+  judged.server.max_message_bytes = changed.server.max_message_bytes;
+  judged.limits = changed.limits;
+  judged.classes = changed.classes;
+  ModelConfig& model = judged.models.emplace_back();  // there must be one
+  model.name = "any";
+  model.path = "any";
+  model.default_class = changed.classes.front().name;
+  const absl::StatusOr<Config> read = ParseConfig(ToYaml(judged), kName);
   if (!read.ok()) {
     std::string_view message = FromAbsl(read.status().message());
     const size_t end = message.find(": ");
     if (end != std::string_view::npos) message.remove_prefix(end + 2);
     return InvalidField(kName, message);
   }
-  config = *read;
+  config = std::move(changed);
   return absl::OkStatus();
 }
 
