@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
                                                     MemoryBudget* memory = nullptr);
 
 // One model on each of its backends, ready for Engine::Load. `backends` are those of the
-// configuration, in its order; steps may run on them meanwhile. RESOURCE_EXHAUSTED (kMemory) with
-// the sum when it does not fit.
+// configuration, in its order; steps may run on them meanwhile. RESOURCE_EXHAUSTED (kOutOfMemory)
+// with the sum when it does not fit.
 absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& model,
                                        std::span<Backend* const> backends, MemoryBudget* memory);
 

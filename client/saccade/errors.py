@@ -205,7 +205,7 @@ BY_REASON: dict[int, type[RequestFailed]] = {
     error_pb2.ERROR_REASON_MISSING_INPUT: MissingInput,
     error_pb2.ERROR_REASON_UNAUTHENTICATED: Unauthenticated,
     error_pb2.ERROR_REASON_PERMISSION_DENIED: PermissionDenied,
-    error_pb2.ERROR_REASON_MEMORY: OutOfMemory,
+    error_pb2.ERROR_REASON_OUT_OF_MEMORY: OutOfMemory,
     error_pb2.ERROR_REASON_MODEL_UNLOADED: ModelUnloaded,
 }
 """The class of each reason of the contract."""

@@ -50,7 +50,7 @@ absl::Status MemoryBudget::Take(MemoryKind kind, uint64_t bytes) {
   do {
     if (bytes > limit_ || total > limit_ - bytes) {
       ErrorInfo info;
-      info.reason = Reason::kMemory;
+      info.reason = Reason::kOutOfMemory;
       return MakeError(absl::StatusCode::kResourceExhausted,
                        StrCat("memory: ", Mebibytes(bytes), " MiB for ",
                               kMemoryKindNames[static_cast<size_t>(kind)],

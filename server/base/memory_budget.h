@@ -64,7 +64,7 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // RESOURCE_EXHAUSTED (kMemory) with what is held, wanted and allowed.
+  // RESOURCE_EXHAUSTED (kOutOfMemory) with what is held, wanted and allowed.
   absl::StatusOr<MemoryHold> Hold(MemoryKind kind, uint64_t bytes);
   // The same where there may be no budget: the hold is empty then.
   static absl::StatusOr<MemoryHold> Hold(MemoryBudget* budget, MemoryKind kind, uint64_t bytes) {

@@ -31,7 +31,7 @@ constexpr std::array<std::string_view, kReasonCount> kReasonNames = {"unspecifie
                                                                      "missing_input",
                                                                      "unauthenticated",
                                                                      "permission_denied",
-                                                                     "memory",
+                                                                     "out_of_memory",
                                                                      "model_unloaded"};
 
 std::string EncodeMicros(const std::optional<std::chrono::microseconds>& value) {

@@ -35,7 +35,7 @@ enum class Reason : uint8_t {
   kMissingInput,      // an instruction or state the model needs has not been sent yet
   kUnauthenticated,   // no token, or an unknown one
   kPermissionDenied,  // the token's role does not reach this call
-  kMemory,            // the memory budget holds no more
+  kOutOfMemory,       // the memory budget holds no more
   kModelUnloaded,     // its model was unloaded, or another one took its place
 };
 inline constexpr int kReasonCount = static_cast<int>(Reason::kModelUnloaded) + 1;

@@ -38,7 +38,7 @@ absl::StatusOr<MemoryHold> Front::AdmitMessage(size_t bytes) const {
   }
   absl::StatusOr<MemoryHold> hold = MemoryBudget::Hold(memory_, MemoryKind::kMessages, bytes);
   if (hold.ok()) return hold;
-  info.reason = Reason::kMemory;
+  info.reason = Reason::kOutOfMemory;
   info.retry_after = std::chrono::milliseconds(100);
   return MakeError(hold.status().code(), FromAbsl(hold.status().message()), info);
 }

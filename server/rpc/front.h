@@ -57,7 +57,7 @@ class Front {
   absl::Status Authorize(std::string_view method, std::span<const std::string_view> authorization,
                          std::string_view peer);
   // Room for a message of so many bytes until it is handled. RESOURCE_EXHAUSTED: it is larger than
-  // messages may be now (kRateLimited), or the memory budget has no room (kMemory).
+  // messages may be now (kRateLimited), or the memory budget has no room (kOutOfMemory).
   absl::StatusOr<MemoryHold> AdmitMessage(size_t bytes) const;
   // limits.pixels_per_s for what comes without a session: by address.
   absl::Status TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now);

@@ -60,8 +60,8 @@ class SessionManager {
   static constexpr uint64_t kSessionBytes = 256 << 10;
 
   // RESOURCE_EXHAUSTED when the server, or the peer, has as many sessions as it may have
-  // (kRateLimited), or when the memory budget has no room for one (kMemory). `peer` is what counts
-  // as one client.
+  // (kRateLimited), or when the memory budget has no room for one (kOutOfMemory). `peer` is what
+  // counts as one client.
   absl::StatusOr<SessionLease> Admit(std::string_view peer);
   uint32_t open() const { return open_.load(std::memory_order_relaxed); }
   // From now on; sessions above a limit stay.

@@ -187,7 +187,7 @@ def test_memory_stays_under_the_budget_under_load() -> None:
                             own.predict(shade, instructions[0], timeout_s=60)
                         except RequestFailed as error:
                             assert error.code in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"), error
-                            refused[0] += error.reason == "MEMORY"
+                            refused[0] += error.reason == "OUT_OF_MEMORY"
 
             watcher = threading.Thread(target=watch)
             watcher.start()

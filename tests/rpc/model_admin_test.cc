@@ -278,7 +278,7 @@ TEST_F(ModelAdminTest, WhatDoesNotFitTheBudgetIsRefusedWithTheSum) {
   const uint64_t before = server_->memory()->held();
   const grpc::Status status = Load("other", "inside", "fake");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MEMORY);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_OUT_OF_MEMORY);
   EXPECT_THAT(status.error_message(), HasSubstr("of 256.0 MiB"));
   EXPECT_EQ(server_->memory()->held(), before);
   // Frames that have no room are refused one by one; smaller ones go on, and nothing is left over.
@@ -290,7 +290,7 @@ TEST_F(ModelAdminTest, WhatDoesNotFitTheBudgetIsRefusedWithTheSum) {
   client.SendFrame(RawFrame("front", 1, 0, 1000, 1000));  // 3 MB
   const v1::RequestError error = client.NextError();
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
-  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_MEMORY);
+  EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_OUT_OF_MEMORY);
   EXPECT_TRUE(error.detail().has_retry_after_us());
   client.SendFrame(RawFrame("front", 1));
   EXPECT_EQ(TokensOf(client.Act(1)).size(), 3U);

@@ -23,7 +23,7 @@ TEST(MemoryBudgetTest, RefusesWhatDoesNotFitAndSaysTheSum) {
   ASSERT_TRUE(weights.ok());
   const absl::Status refused = budget.Hold(MemoryKind::kKvCache, 41 << 20).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(GetErrorInfo(refused).reason, Reason::kMemory);
+  EXPECT_EQ(GetErrorInfo(refused).reason, Reason::kOutOfMemory);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("41.0 MiB for kv_cache do not fit the budget; held: weights 60.0 = 60.0 of "
                         "100.0 MiB"));

@@ -518,7 +518,7 @@ TEST(SessionManagerTest, LimitsChangeAndMemoryIsHeld) {
   ASSERT_TRUE(b.ok());
   const absl::Status full = manager.Admit("a").status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(GetErrorInfo(full).reason, Reason::kMemory);
+  EXPECT_EQ(GetErrorInfo(full).reason, Reason::kOutOfMemory);
   manager.SetLimits(8, 1);  // both stay, and no third of this address comes
   b->Release();
   EXPECT_EQ(GetErrorInfo(manager.Admit("a").status()).reason, Reason::kRateLimited);

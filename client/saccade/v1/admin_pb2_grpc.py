@@ -99,7 +99,7 @@ class AdminServicer(object):
     def LoadModel(self, request, context):
         """Loads a model beside the others and serves it. Requests of the others go on. ALREADY_EXISTS: a
         model of that name is served. INVALID_ARGUMENT: a name or folder that may not be, or whose
-        checkpoint cannot be served. NOT_FOUND: no such folder. RESOURCE_EXHAUSTED (MEMORY): it does not
+        checkpoint cannot be served. NOT_FOUND: no such folder. RESOURCE_EXHAUSTED (OUT_OF_MEMORY): it does not
         fit the memory budget; the message has the sum.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
