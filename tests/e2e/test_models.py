@@ -160,7 +160,7 @@ def test_a_load_that_does_not_fit_is_refused_with_the_sum() -> None:
 def test_memory_stays_under_the_budget_under_load() -> None:
     """Big frames of many sessions at once: some are refused, the accounts return, the system agrees."""
     _, _, instructions = recorded()
-    running = budgeted(560, limits="{sessions_per_peer: 0, pixels_per_s: 0}")
+    running = budgeted(320, limits="{sessions_per_peer: 0, pixels_per_s: 0}")
     try:
         running.wait_ready()
         rng = np.random.default_rng(7)
@@ -170,7 +170,7 @@ def test_memory_stays_under_the_budget_under_load() -> None:
             limit = client.admin.memory().limit
             start = client.admin.memory()
             stop = threading.Event()
-            refused = [0]
+            outcomes: list[str] = []
             most = [0]
 
             def watch() -> None:
@@ -185,9 +185,9 @@ def test_memory_stays_under_the_budget_under_load() -> None:
                         shade[0, 0] = i
                         try:
                             own.predict(shade, instructions[0], timeout_s=60)
+                            outcomes.append("OK")
                         except RequestFailed as error:
-                            assert error.code in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"), error
-                            refused[0] += error.reason == "OUT_OF_MEMORY"
+                            outcomes.append(error.code)
 
             watcher = threading.Thread(target=watch)
             watcher.start()
@@ -198,6 +198,9 @@ def test_memory_stays_under_the_budget_under_load() -> None:
                 driver.join()
             stop.set()
             watcher.join()
+            # UNAVAILABLE: gRPC sheds a connection when its own share is full.
+            assert set(outcomes) <= {"OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+            assert len(outcomes) == 96 and outcomes.count("OK") > 10
             assert most[0] <= limit, f"{most[0] / MIB:.0f} of {limit / MIB:.0f} MiB"
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline:
