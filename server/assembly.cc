@@ -7,6 +7,7 @@
 #include "backend/ref/ref_backend.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "memory_plan.h"
 #include "model/checkpoint.h"
 
 namespace saccade {
@@ -29,7 +30,8 @@ Isa ToIsa(IsaLevel level) {
 }
 
 absl::Status Prefixed(std::string_view what, const absl::Status& status) {
-  return absl::Status(status.code(), ToAbsl(StrCat(what, ": ", FromAbsl(status.message()))));
+  return MakeError(status.code(), StrCat(what, ": ", FromAbsl(status.message())),
+                   GetErrorInfo(status));
 }
 
 Micros FromMillis(double ms) { return Micros(std::llround(ms * 1000)); }
@@ -81,7 +83,10 @@ EngineOptions ToEngineOptions(const Config& config) {
 MetricsOptions ToMetricsOptions(const Config& config, std::string version) {
   MetricsOptions options;
   options.version = std::move(version);
-  for (const ClassConfig& c : config.classes) options.classes.push_back(c.name);
+  for (const ClassConfig& c : config.classes) {
+    options.classes.push_back(c.name);
+    options.class_deadlines_s.push_back(c.deadline_ms / 1000);
+  }
   for (const ModelConfig& m : config.models) options.models.push_back(m.name);
   for (const BackendConfig& b : config.backends) options.backends.push_back(b.name);
   return options;
@@ -106,8 +111,57 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
   return options;
 }
 
+absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& m,
+                                       std::span<Backend* const> backends, MemoryBudget* memory) {
+  const std::string what = StrCat("model ", m.name, " (", m.path, ")");
+  const auto runs_on = [&m](const BackendConfig& backend) {
+    return m.backends.empty() ||
+           std::find(m.backends.begin(), m.backends.end(), backend.name) != m.backends.end();
+  };
+  const auto count =
+      static_cast<size_t>(std::count_if(config.backends.begin(), config.backends.end(), runs_on));
+  if (count == 0) return absl::InvalidArgumentError(StrCat(what, ": no backend"));
+  const absl::StatusOr<ModelMemory> plan = PlanModel(config, m, count);
+  if (!plan.ok()) return Prefixed(what, plan.status());
+  ServedModel served;
+  // First all of it, so that what cannot fit is refused before the work; then what loading takes.
+  absl::StatusOr<MemoryHold> hold = MemoryBudget::Hold(memory, MemoryKind::kWeights, plan->total());
+  if (!hold.ok()) return Prefixed(what, hold.status());
+  RETURN_IF_ERROR(hold->Resize(plan->weights + plan->loading));
+  const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(m.path);
+  if (!checkpoint.ok()) return Prefixed(what, checkpoint.status());
+  served.name = m.name;
+  served.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp
+                              ? InvalidTokenPolicy::kClamp
+                              : InvalidTokenPolicy::kFail;
+  served.embedding_slots = m.vision_cache_frames;
+  served.max_sequences = MaxSequences(config);
+  ModelOptions options;
+  options.compute = m.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
+  options.block_tokens = m.kv.block_tokens;
+  uint64_t weights = 0;
+  for (size_t i = 0; i < config.backends.size(); ++i) {
+    if (!runs_on(config.backends[i])) continue;
+    absl::StatusOr<std::unique_ptr<Model>> model = LoadModel(*checkpoint, *backends[i], options);
+    if (!model.ok()) return Prefixed(what, model.status());
+    weights += (*model)->spec().weight_bytes;
+    served.instances.push_back(*std::move(model));
+    served.workers.emplace_back(static_cast<int32_t>(i));
+  }
+  if (const absl::Status fits = hold->Resize(weights); !fits.ok()) return Prefixed(what, fits);
+  served.weights = *std::move(hold);
+  const absl::StatusOr<KvCacheOptions> kv = ToKvOptions(m.kv, served.spec().kv);
+  if (!kv.ok()) return Prefixed(what, kv.status());
+  served.kv = *kv;
+  LogInfo("model loaded", {{"model", m.name},
+                           {"family", served.spec().family},
+                           {"parameters", served.spec().parameters},
+                           {"kv_blocks", served.kv.num_blocks}});
+  return served;
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics) {
+                                                    Metrics* metrics, MemoryBudget* memory) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (size_t i = 0; i < config.backends.size(); ++i) {
     absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(config.backends[i]);
@@ -121,44 +175,16 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
     backends.push_back(*std::move(backend));
   }
 
+  std::vector<Backend*> views;
+  for (const std::unique_ptr<Backend>& backend : backends) views.push_back(backend.get());
   std::vector<ServedModel> models;
   for (const ModelConfig& m : config.models) {
-    const std::string what = StrCat("model ", m.name, " (", m.path, ")");
-    absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(m.path);
-    if (!checkpoint.ok()) return Prefixed(what, checkpoint.status());
-    ServedModel served;
-    served.name = m.name;
-    served.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp
-                                ? InvalidTokenPolicy::kClamp
-                                : InvalidTokenPolicy::kFail;
-    served.embedding_slots = m.vision_cache_frames;
-    served.max_sequences = std::max<uint32_t>(2 * config.scheduler.max_batch_sequences, 16);
-    ModelOptions options;
-    options.compute = m.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
-    options.block_tokens = m.kv.block_tokens;
-    for (size_t i = 0; i < config.backends.size(); ++i) {
-      const std::string& name = config.backends[i].name;
-      if (!m.backends.empty() &&
-          std::find(m.backends.begin(), m.backends.end(), name) == m.backends.end())
-        continue;
-      absl::StatusOr<std::unique_ptr<Model>> model = LoadModel(*checkpoint, *backends[i], options);
-      if (!model.ok()) return Prefixed(what, model.status());
-      served.instances.push_back(*std::move(model));
-      served.workers.emplace_back(static_cast<int32_t>(i));
-    }
-    if (served.instances.empty()) return absl::InvalidArgumentError(StrCat(what, ": no backend"));
-    absl::StatusOr<KvCacheOptions> kv = ToKvOptions(m.kv, served.spec().kv);
-    if (!kv.ok()) return Prefixed(what, kv.status());
-    served.kv = *kv;
-    LogInfo("model loaded", {{"model", m.name},
-                             {"family", served.spec().family},
-                             {"parameters", served.spec().parameters},
-                             {"kv_blocks", served.kv.num_blocks}});
-    models.push_back(std::move(served));
+    ASSIGN_OR_RETURN(ServedModel model, LoadServed(config, m, views, memory));
+    models.push_back(std::move(model));
   }
-
-  return Engine::Start(ToEngineOptions(config), std::move(backends), std::move(models), clock,
-                       metrics);
+  EngineOptions options = ToEngineOptions(config);
+  options.memory = memory;
+  return Engine::Start(options, std::move(backends), std::move(models), clock, metrics);
 }
 
 }  // namespace saccade

@@ -2,6 +2,7 @@
 // Turns a configuration into running parts: backends, models, engine. Used by serve, verify and
 // bench alike.
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,15 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
 
 // Makes every backend, loads every model on each of its backends, starts and warms up the engine.
 // Takes seconds to minutes, with the size of the weights. Errors name the model or backend.
+// `memory` (may be null) holds what they need.
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics);
+                                                    Metrics* metrics,
+                                                    MemoryBudget* memory = nullptr);
+
+// One model on each of its backends, ready for Engine::Load. `backends` are those of the
+// configuration, in its order; steps may run on them meanwhile. RESOURCE_EXHAUSTED (kOutOfMemory)
+// with the sum when it does not fit.
+absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& model,
+                                       std::span<Backend* const> backends, MemoryBudget* memory);
 
 }  // namespace saccade

@@ -117,7 +117,7 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
   device_options.max_logit_rows = kMaxSequences;
   ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend->NewStream());
   ASSIGN_OR_RETURN(const std::unique_ptr<DeviceModel> device,
-                   DeviceModel::Create(*backend, *stream, *model, device_options));
+                   DeviceModel::Create(*backend, *stream, *model, device_options, nullptr));
 
   nlohmann::json steps = nlohmann::json::array();
   std::vector<SampledToken> tokens;

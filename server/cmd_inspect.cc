@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
 #include "config/config.h"
+#include "memory_plan.h"
 #include "model/families/describe.h"
 
 namespace saccade {
@@ -93,7 +94,7 @@ std::string Bytes(uint64_t bytes) {
   return text;
 }
 
-void PrintTable(const FolderDescription& d, const DescribeLimits& limits) {
+void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const std::string& dir) {
   Row("family", d.family.empty() ? "unknown" : d.family);
   if (d.known_sizes) {
     const ModelSpec& s = d.spec;
@@ -122,6 +123,17 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits) {
           StrCat("weights ", Bytes(m.weights), ", workspace ", Bytes(m.workspace), ", K/V ",
                  Bytes(per_token), " per token, ", Bytes(per_token * SessionTokens(d)),
                  " per session"));
+    }
+    ModelConfig config;
+    config.path = dir;
+    const Config defaults;
+    for (const ComputeType compute : {ComputeType::kF32, ComputeType::kBf16}) {
+      config.dtype = compute;
+      const absl::StatusOr<ModelMemory> plan = PlanModel(defaults, config, 1);
+      if (!plan.ok()) continue;
+      Row(StrCat("budget ", Name(compute)),
+          StrCat(Bytes(plan->total() - plan->loading), " to serve it with default settings, ",
+                 Bytes(plan->loading), " more while it is loaded"));
     }
     Row("workspace of", StrCat(limits.frames, " frames, ", limits.rows, " rows, ",
                                limits.logit_rows, " logit rows"));
@@ -158,7 +170,7 @@ int RunInspect(const InspectOptions& options) {
                             .dump(2, ' ', true, OrderedJson::error_handler_t::replace)
                             .c_str());
   } else {
-    PrintTable(*description, limits);
+    PrintTable(*description, limits, options.model_dir);
   }
   return description->problems.empty() ? 0 : 1;
 }

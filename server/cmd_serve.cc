@@ -12,6 +12,8 @@
 #include "assembly.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "config/memory.h"
+#include "memory_plan.h"
 #include "rpc/grpc_log.h"
 #include "rpc/health_probe.h"
 #include "rpc/server.h"
@@ -43,7 +45,7 @@ absl::StatusOr<Config> LoadOrSay(const std::string& path) {
 int RunCheckConfig(const std::string& config_path) {
   const absl::StatusOr<Config> config = LoadOrSay(config_path);
   if (!config.ok()) return 2;
-  std::printf("%s", ToYaml(*config).c_str());
+  std::printf("%s%s", ToYaml(*config).c_str(), PlanText(*config).c_str());
   return 0;
 }
 
@@ -76,7 +78,13 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   watcher.detach();  // it may wait for a signal for ever
 
   const SteadyClock clock;
-  Metrics metrics(ToMetricsOptions(*config, std::string(version)));
+  MemoryBudget memory(BudgetBytes(*config));
+  const absl::StatusOr<MemoryHold> process =
+      memory.Hold(MemoryKind::kProcess, ProcessBytes(memory.limit()));
+  if (!process.ok()) return Fail(process.status());
+  MetricsOptions metrics_options = ToMetricsOptions(*config, std::string(version));
+  metrics_options.memory = &memory;
+  Metrics metrics(metrics_options);
   std::unique_ptr<MetricsExposer> exposer;
   if (!config->server.metrics_listen.empty()) {
     absl::StatusOr<std::unique_ptr<MetricsExposer>> started =
@@ -84,11 +92,13 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     if (!started.ok()) return Fail(started.status());
     exposer = *std::move(started);
   }
-  absl::StatusOr<std::unique_ptr<RpcServer>> rpc =
-      RpcServer::Start(*config, clock, &metrics, std::string(version), [&stop] {
+  absl::StatusOr<std::unique_ptr<RpcServer>> rpc = RpcServer::Start(
+      *config, clock, &metrics, std::string(version),
+      [&stop] {
         stop.store(SIGTERM, std::memory_order_release);
         stop.notify_all();
-      });
+      },
+      &memory);
   if (!rpc.ok()) {
     Fail(rpc.status());
     Leave(absl::IsInvalidArgument(rpc.status()) ? 2 : 1);  // as for the configuration's own faults
@@ -96,17 +106,20 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   LogInfo("listening, loading models",
           {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
-  absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics);
+  absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics, &memory);
   if (!engine.ok()) {
     rpc->reset();
     Leave(Fail(engine.status()));
   }
-  if (const absl::Status status = (*rpc)->Serve(**engine); !status.ok()) {
+  const auto source = [&config, &engine, &memory](const ModelConfig& model) {
+    return LoadServed(*config, model, (*engine)->backends(), &memory);
+  };
+  if (const absl::Status status = (*rpc)->Serve(**engine, source); !status.ok()) {
     rpc->reset();
     Leave(Fail(status));
   }
   loaded.store(true, std::memory_order_release);
-  LogInfo("ready");
+  LogInfo("ready", {{"memory", memory.Sum()}});
 
   stop.wait(0, std::memory_order_acquire);
   const TimePoint until = clock.Now() + Micros(std::llround(config->server.drain_s * 1e6));
@@ -114,6 +127,10 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   (*rpc)->BeginDrain();
   (*engine)->Drain(until);
   (*rpc)->Shutdown(until);
+  if ((*rpc)->busy()) {
+    LogInfo("stopped; a model was still being loaded");
+    Leave(0);  // ends the process without waiting for it
+  }
   rpc->reset();
   if ((*engine)->stuck()) {
     LogError("stopped; a worker still hangs in a step");

@@ -105,7 +105,7 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
   ASSIGN_OR_RETURN(out.bin_centres, BinCentres(model));
 
   ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt(input.instruction));
-  TimelineBuilder builder = out.engine->NewTimeline(ModelId(0));
+  TimelineBuilder builder = out.engine->models().front()->NewTimeline();
   for (const PromptSegment& segment : prompt) {
     if (segment.modality == Modality::kText) {
       out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());

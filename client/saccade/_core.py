@@ -493,7 +493,10 @@ class Core:
             return False
         if error is None:
             return self._state is _State.DRAINING
-        if isinstance(error, (errors.ConnectionLost, errors.Draining, errors.WorkerFailed)):
+        if isinstance(
+            error,
+            (errors.ConnectionLost, errors.Draining, errors.WorkerFailed, errors.ModelUnloaded),
+        ):
             return True
         if self._state is _State.DOWN and isinstance(error, (errors.RateLimited, errors.TimedOut)):
             return True  # RateLimited: the server may not have noticed yet that the old one is gone

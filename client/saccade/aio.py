@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from saccade import _core, channel, errors, images, types
+from saccade.admin import AsyncAdmin
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
 from saccade.v1 import inference_pb2 as pb
@@ -51,6 +52,8 @@ class Client:
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._models = models_pb2_grpc.ModelsStub(self._channel)
         self._server = server_pb2_grpc.ServerStub(self._channel)
+        self.admin = AsyncAdmin(self._channel, timeout_s, self._metadata)
+        """For whoever runs the server; needs the role admin where tokens are configured."""
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Returns once the server admits requests; raises TimeoutError."""

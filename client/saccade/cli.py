@@ -184,9 +184,53 @@ def _admin(client: Client, args: argparse.Namespace) -> int:
             broken = admin.broken_invariant()
             print(f"invariants: {broken or 'all hold'}")
             return 1 if broken else 0
+    elif args.what in ("load", "reload"):
+        model = (
+            admin.load(args.name, args.folder, args.like)
+            if args.what == "load"
+            else admin.reload(args.name, args.folder, args.grace)
+        )
+        print(f"{model.name}: {args.what}ed, {model.parameters} parameters")
+    elif args.what == "unload":
+        admin.unload(args.name, args.grace)
+        print(f"{args.name}: unloaded")
+    elif args.what == "limits":
+        return _limits(client, args.changes)
+    elif args.what == "memory":
+        memory = admin.memory()
+        for kind, held in memory.kinds.items():
+            print(f"{kind:10} {held / 2**20:10.1f} MiB")
+        print(f"{'together':10} {memory.held / 2**20:10.1f} of {memory.limit / 2**20:.1f} MiB")
     else:
         admin.drain()
         print("draining")
+    return 0
+
+
+def _limits(client: Client, changes: list[str]) -> int:
+    values: dict[str, float] = {}
+    max_queued: dict[str, int] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            if name.startswith("max_queued."):
+                max_queued[name.removeprefix("max_queued.")] = int(value)
+            else:
+                values[name] = float(value)
+        except ValueError:
+            print(f"not NAME=NUMBER: {change}", file=sys.stderr)
+            return 2
+    try:
+        limits = client.admin.set_limits(max_queued, **values) if changes else client.admin.limits()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, limit in limits.values.items():
+        print(f"{name}={limit:.12g}")
+    for klass, most in limits.max_queued.items():
+        print(f"max_queued.{klass}={most}")
     return 0
 
 
@@ -233,6 +277,24 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("file")
     cache = whats.add_parser("cache", help="what the caches hold")
     cache.add_argument("--check", action="store_true", help="and whether their invariants hold")
+    load = whats.add_parser("load", help="load a model beside the others")
+    load.add_argument("name")
+    load.add_argument("--folder", default="", help="below the server's admin.models_root")
+    load.add_argument("--like", default="", help="the model whose settings a new name takes")
+    unload = whats.add_parser("unload", help="take a model out and free its memory")
+    unload.add_argument("name")
+    reload = whats.add_parser("reload", help="load a model anew, then drain the old one")
+    reload.add_argument("name")
+    reload.add_argument("--folder", default="", help="of the checkpoint that takes its place")
+    for parser_with_grace in (unload, reload):
+        parser_with_grace.add_argument(
+            "--grace", type=float, default=None, help="seconds; default: the server's drain_s"
+        )
+    limits = whats.add_parser("limits", help="show or change limits while the server runs")
+    limits.add_argument(
+        "changes", nargs="*", metavar="NAME=NUMBER", help="e.g. acts_per_s=50 max_queued.control=8"
+    )
+    whats.add_parser("memory", help="the memory budget and what holds it")
     whats.add_parser("drain", help="end the server as SIGTERM does")
     admin.set_defaults(run=_admin)
 

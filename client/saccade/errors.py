@@ -173,6 +173,18 @@ class PermissionDenied(RequestFailed):
     """The token is known, but its role does not reach this call."""
 
 
+class OutOfMemory(RequestFailed):
+    """The server's memory budget has no room for the frame, the session or the model."""
+
+    _retriable = True
+
+
+class ModelUnloaded(RequestFailed):
+    """The model is unloaded, or a newer load took its place, which a new session reaches."""
+
+    _retriable = True
+
+
 BY_REASON: dict[int, type[RequestFailed]] = {
     error_pb2.ERROR_REASON_UNSPECIFIED: RequestFailed,
     error_pb2.ERROR_REASON_INVALID_INPUT: InvalidInput,
@@ -193,6 +205,8 @@ BY_REASON: dict[int, type[RequestFailed]] = {
     error_pb2.ERROR_REASON_MISSING_INPUT: MissingInput,
     error_pb2.ERROR_REASON_UNAUTHENTICATED: Unauthenticated,
     error_pb2.ERROR_REASON_PERMISSION_DENIED: PermissionDenied,
+    error_pb2.ERROR_REASON_OUT_OF_MEMORY: OutOfMemory,
+    error_pb2.ERROR_REASON_MODEL_UNLOADED: ModelUnloaded,
 }
 """The class of each reason of the contract."""
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/digest.h"
+#include "base/memory_budget.h"
 #include "base/pixels.h"
 
 namespace saccade {
@@ -14,7 +15,8 @@ struct Content {
   Digest128 digest;    // of the fields below, domain "frame.v1"
   uint32_t width = 0;  // pixels, after resize to the model's input
   uint32_t height = 0;
-  Pixels rgb;  // [height, width, 3]
+  Pixels rgb;         // [height, width, 3]
+  MemoryHold memory;  // of the pixels
 };
 using ContentRef = std::shared_ptr<const Content>;
 

@@ -51,6 +51,13 @@ std::optional<double> QuotaV1(const fs::path& group) {
   return ToQuota(quota, period);
 }
 
+std::optional<double> ReadBytes(const fs::path& file) {
+  std::istringstream text(ReadSmallFile(file));
+  double bytes = 0;
+  if (!(text >> bytes) || bytes <= 0) return std::nullopt;  // v2 says "max" for no limit
+  return bytes;
+}
+
 std::optional<double> Smaller(std::optional<double> a, std::optional<double> b) {
   if (!a || !b) return a ? a : b;
   return std::min(*a, *b);
@@ -84,7 +91,13 @@ bool HasController(std::string_view controllers, std::string_view wanted) {
 
 }  // namespace
 
-std::optional<double> CgroupCpuQuota(const fs::path& mount, std::string_view membership) {
+namespace {
+
+// The smallest value that `v2` reads of a unified group or `v1` of one of `controller`.
+template <class ReadV2, class ReadV1>
+std::optional<double> SmallestOfGroups(const fs::path& mount, std::string_view membership,
+                                       std::string_view controller, const ReadV2& v2,
+                                       const ReadV1& v1) {
   std::optional<double> smallest;
   while (!membership.empty()) {  // lines of "hierarchy:controllers:path"
     const size_t newline = membership.find('\n');
@@ -97,14 +110,28 @@ std::optional<double> CgroupCpuQuota(const fs::path& mount, std::string_view mem
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const std::string_view group = line.substr(second + 1);
     if (controllers.empty()) {
-      smallest = Smaller(smallest, SmallestUpwards(mount, group, QuotaV2));
-    } else if (HasController(controllers, "cpu")) {
-      smallest = Smaller(smallest, SmallestUpwards(mount / "cpu", group, QuotaV1));
-      smallest =
-          Smaller(smallest, SmallestUpwards(mount / std::string(controllers), group, QuotaV1));
+      smallest = Smaller(smallest, SmallestUpwards(mount, group, v2));
+    } else if (HasController(controllers, controller)) {
+      smallest = Smaller(smallest, SmallestUpwards(mount / std::string(controller), group, v1));
+      smallest = Smaller(smallest, SmallestUpwards(mount / std::string(controllers), group, v1));
     }
   }
   return smallest;
+}
+
+}  // namespace
+
+std::optional<double> CgroupCpuQuota(const fs::path& mount, std::string_view membership) {
+  return SmallestOfGroups(mount, membership, "cpu", QuotaV2, QuotaV1);
+}
+
+std::optional<uint64_t> CgroupMemoryLimit(const fs::path& mount, std::string_view membership) {
+  const std::optional<double> bytes = SmallestOfGroups(
+      mount, membership, "memory",
+      [](const fs::path& group) { return ReadBytes(group / "memory.max"); },
+      [](const fs::path& group) { return ReadBytes(group / "memory.limit_in_bytes"); });
+  if (!bytes) return std::nullopt;
+  return static_cast<uint64_t>(std::min(*bytes, 0x1p62));  // v1 says nearly 2^63 for no limit
 }
 
 std::vector<int> AffinityCpus() {

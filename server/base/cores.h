@@ -2,6 +2,7 @@
 // How many CPU cores this process may really use, and pinning to them. Linux.
 #include <pthread.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -27,5 +28,8 @@ absl::Status PinThisThread(int cpu);
 // mounted (/sys/fs/cgroup), `membership` the text of /proc/self/cgroup.
 std::optional<double> CgroupCpuQuota(const std::filesystem::path& mount,
                                      std::string_view membership);
+// The memory limit of the same groups in bytes; nullopt: none is set.
+std::optional<uint64_t> CgroupMemoryLimit(const std::filesystem::path& mount,
+                                          std::string_view membership);
 
 }  // namespace saccade

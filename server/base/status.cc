@@ -30,7 +30,9 @@ constexpr std::array<std::string_view, kReasonCount> kReasonNames = {"unspecifie
                                                                      "internal",
                                                                      "missing_input",
                                                                      "unauthenticated",
-                                                                     "permission_denied"};
+                                                                     "permission_denied",
+                                                                     "out_of_memory",
+                                                                     "model_unloaded"};
 
 std::string EncodeMicros(const std::optional<std::chrono::microseconds>& value) {
   return value ? StrCat(value->count()) : std::string();

@@ -35,8 +35,10 @@ enum class Reason : uint8_t {
   kMissingInput,      // an instruction or state the model needs has not been sent yet
   kUnauthenticated,   // no token, or an unknown one
   kPermissionDenied,  // the token's role does not reach this call
+  kOutOfMemory,       // the memory budget holds no more
+  kModelUnloaded,     // its model was unloaded, or another one took its place
 };
-inline constexpr int kReasonCount = static_cast<int>(Reason::kPermissionDenied) + 1;
+inline constexpr int kReasonCount = static_cast<int>(Reason::kModelUnloaded) + 1;
 
 // Lower-case name, e.g. "invalid_action_token"; used in metrics, logs and the wire's error detail.
 std::string_view ReasonName(Reason reason);

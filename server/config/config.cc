@@ -606,6 +606,8 @@ std::vector<KeyDoc> Schema() {
   return docs;
 }
 
+bool IsConfigName(std::string_view text) { return IsName(text); }
+
 bool IsLoopback(std::string_view listen) {
   const std::string host(listen.substr(0, listen.rfind(':')));
   if (host == "localhost") return true;
@@ -629,6 +631,7 @@ absl::StatusOr<Config> ParseConfig(std::string_view text, std::string_view file_
   };
   for (ModelConfig& model : config.models) resolve(model.path);
   resolve(config.server.tokens_file);
+  resolve(config.admin.models_root);
   if (TlsConfig* tls = config.server.tls ? &*config.server.tls : nullptr) {
     for (std::string* path : {&tls->certificate, &tls->key, &tls->client_ca}) resolve(*path);
   }

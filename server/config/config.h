@@ -136,8 +136,19 @@ struct SchedulerConfig {
   double probe_after_ms = 1'000;      // idle this long, one request runs in spite of a prediction
 };
 
+// Who loads models while the server runs may name folders below one root only.
+struct AdminConfig {
+  std::string models_root;  // joined to the file's folder on loading; empty: no folder can be named
+};
+
+struct MemoryConfig {
+  uint64_t budget_mb = 0;  // of anonymous memory; 0: four fifths of what cgroup and host allow
+};
+
 struct Config {
   ServerConfig server;
+  MemoryConfig memory;
+  AdminConfig admin;
   LimitsConfig limits;
   std::vector<BackendConfig> backends = {{.name = "cpu"}};
   std::vector<ClassConfig> classes = {
@@ -165,6 +176,9 @@ absl::StatusOr<Config> LoadConfig(const std::string& path);
 
 // True when only this host can reach `listen`. A name other than localhost is not trusted to be it.
 bool IsLoopback(std::string_view listen);
+
+// The one on which ParseConfig agrees for a name of a model, class or backend.
+bool IsConfigName(std::string_view text);
 
 // The whole effective configuration as YAML that ParseConfig reads back to the same values.
 std::string ToYaml(const Config& config);

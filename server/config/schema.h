@@ -312,8 +312,28 @@ void Describe(V& v, SchedulerConfig& c) {
 }
 
 template <class V>
+void Describe(V& v, MemoryConfig& c) {
+  v.Integer(
+      Key{"budget_mb",
+          "Memory the process may hold (2^20 bytes), clean pages of mapped files not counted; 0: "
+          "four fifths of what its control group and the host allow. What does not fit is "
+          "refused."},
+      c.budget_mb, 0, 67'108'864);
+}
+
+template <class V>
+void Describe(V& v, AdminConfig& c) {
+  v.Text(Key{"models_root",
+             "Folder whose subfolders may be loaded by `Admin.LoadModel` and `ReloadModel`; empty: "
+             "only the paths of `models`."},
+         c.models_root, TextKind::kOptionalPath);
+}
+
+template <class V>
 void Describe(V& v, Config& c) {
   v.Section(Key{"server", "Network, life cycle, logging."}, c.server);
+  v.Section(Key{"memory", "The memory budget of the process."}, c.memory);
+  v.Section(Key{"admin", "What the Admin service may do."}, c.admin);
   v.Section(Key{"limits", "What one client may ask for."}, c.limits);
   v.List(Key{"backends", "Devices. Default: one `cpu`."}, c.backends, 1, 16);
   v.List(Key{"classes", "Latency classes, replacing the four shipped ones."}, c.classes, 1, 32);

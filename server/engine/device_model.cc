@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/strings.h"
 
@@ -64,7 +65,50 @@ TapSink* TapOf(const StepPlan& plan) {
   return tap;
 }
 
+struct DeviceSizes {
+  size_t embeddings = 0;
+  size_t tokens = 0;
+  size_t sampled = 0;
+  size_t rgb = 0;
+  size_t meta_words = 0;
+};
+
+DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
+  DeviceSizes sizes;
+  sizes.embeddings =
+      size_t{options.embedding_slots} * spec.vision_tokens * spec.hidden * sizeof(float);
+  const size_t sampled = size_t{options.sequence_slots} * spec.max_action_tokens;
+  sizes.sampled = sampled * sizeof(int32_t);
+  sizes.tokens = (sampled + options.max_rows) * sizeof(int32_t);
+  size_t frame_bytes = 0;
+  for (const CameraSpec& camera : spec.cameras)
+    frame_bytes = std::max(frame_bytes, size_t{camera.width} * camera.height * 3);
+  sizes.rgb = size_t{options.max_frames} * frame_bytes;
+  // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
+  const size_t max_seqs = options.max_rows;
+  const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
+  sizes.meta_words = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options.max_rows} + 16) +
+                     8 * (size_t{options.max_logit_rows} + 16) +
+                     2 * (size_t{options.num_blocks} + 16);
+  return sizes;
+}
+
+// What the scheduler keeps per block of a pool.
+constexpr uint64_t kBookBytesPerBlock = 192;
+
 }  // namespace
+
+DeviceBytes PlanDeviceBytes(const ModelSpec& spec, const DeviceModelOptions& options,
+                            uint64_t kv_storage, uint64_t workspace, uint64_t parking) {
+  const DeviceSizes sizes = SizesOf(spec, options);
+  DeviceBytes bytes;
+  bytes.kv = kv_storage + kBookBytesPerBlock * options.num_blocks;
+  bytes.embeddings = sizes.embeddings;
+  bytes.scratch = workspace + parking * options.parking_places;
+  bytes.staging =
+      sizes.tokens + sizes.sampled + 2 * sizes.rgb + 2 * sizes.meta_words * sizeof(int32_t);
+  return bytes;
+}
 
 DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model,
                          const DeviceModelOptions& options)
@@ -74,8 +118,10 @@ DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model,
       options_(options),
       token_columns_(model.spec().max_action_tokens) {}
 
-absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(
-    Backend& backend, Stream& stream, const Model& model, const DeviceModelOptions& options) {
+absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream,
+                                                                 const Model& model,
+                                                                 const DeviceModelOptions& options,
+                                                                 MemoryBudget* budget) {
   if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 ||
       options.max_logit_rows == 0 || options.sequence_slots == 0 || options.embedding_slots == 0) {
     return absl::InvalidArgumentError(
@@ -83,52 +129,44 @@ absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(
   }
   auto device_model =
       std::unique_ptr<DeviceModel>(new DeviceModel(backend, stream, model, options));
+  const DeviceBytes bytes = PlanDeviceBytes(
+      model.spec(), options, backend.KvBytes(model.spec().kv, options.num_blocks),
+      model.WorkspaceBytes(options.max_frames, options.max_rows, options.max_logit_rows),
+      model.ParkingBytes(options.max_frames, options.max_rows, options.max_logit_rows));
+  for (const auto& [kind, size] : {std::pair(MemoryKind::kKvCache, bytes.kv),
+                                   std::pair(MemoryKind::kEmbeddings, bytes.embeddings),
+                                   std::pair(MemoryKind::kScratch, bytes.scratch),
+                                   std::pair(MemoryKind::kStaging, bytes.staging)}) {
+    ASSIGN_OR_RETURN(MemoryHold hold, MemoryBudget::Hold(budget, kind, size));
+    device_model->holds_.push_back(std::move(hold));
+  }
   RETURN_IF_ERROR(device_model->Allocate());
   return device_model;
 }
 
-absl::StatusOr<std::unique_ptr<Buffer>> DeviceModel::NewBuffer(size_t bytes, MemKind kind) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer, backend_.Allocate(bytes, kind));
-  if (kind == MemKind::kDevice) device_bytes_ += bytes;
-  return buffer;
-}
-
 absl::Status DeviceModel::Allocate() {
   const ModelSpec& spec = model_.spec();
+  const DeviceSizes sizes = SizesOf(spec, options_);
+  meta_words_ = sizes.meta_words;
   ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
-  device_bytes_ += size_t{options_.num_blocks} * spec.kv.block_tokens * spec.kv.BytesPerToken();
-  ASSIGN_OR_RETURN(embeddings_, NewBuffer(size_t{options_.embedding_slots} * spec.vision_tokens *
-                                              spec.hidden * sizeof(float),
-                                          MemKind::kDevice));
-  const size_t sampled = size_t{options_.sequence_slots} * token_columns_;
-  ASSIGN_OR_RETURN(tokens_,
-                   NewBuffer((sampled + options_.max_rows) * sizeof(int32_t), MemKind::kDevice));
-  ASSIGN_OR_RETURN(sampled_host_, NewBuffer(sampled * sizeof(int32_t), MemKind::kPinned));
+  ASSIGN_OR_RETURN(embeddings_, backend_.Allocate(sizes.embeddings, MemKind::kDevice));
+  ASSIGN_OR_RETURN(tokens_, backend_.Allocate(sizes.tokens, MemKind::kDevice));
+  ASSIGN_OR_RETURN(sampled_host_, backend_.Allocate(sizes.sampled, MemKind::kPinned));
   ASSIGN_OR_RETURN(arena_buffer_,
-                   NewBuffer(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
-                                                   options_.max_logit_rows),
-                             MemKind::kDevice));
+                   backend_.Allocate(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
+                                                           options_.max_logit_rows),
+                                     MemKind::kDevice));
   if (const size_t bytes =
           model_.ParkingBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows);
       bytes > 0) {
     for (uint32_t i = 0; i < options_.parking_places; ++i) {
-      ASSIGN_OR_RETURN(parked_.emplace_back(), NewBuffer(bytes, MemKind::kDevice));
+      ASSIGN_OR_RETURN(parked_.emplace_back(), backend_.Allocate(bytes, MemKind::kDevice));
     }
   }
-  uint32_t frame_bytes = 0;
-  for (const CameraSpec& camera : spec.cameras)
-    frame_bytes = std::max(frame_bytes, camera.width * camera.height * 3);
-  ASSIGN_OR_RETURN(rgb_, NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kDevice));
-  ASSIGN_OR_RETURN(rgb_host_,
-                   NewBuffer(size_t{options_.max_frames} * frame_bytes, MemKind::kPinned));
-
-  // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
-  const size_t max_seqs = options_.max_rows;
-  const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
-  meta_words_ = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options_.max_rows} + 16) +
-                8 * (size_t{options_.max_logit_rows} + 16) + 2 * (size_t{options_.num_blocks} + 16);
-  ASSIGN_OR_RETURN(meta_, NewBuffer(meta_words_ * sizeof(int32_t), MemKind::kDevice));
-  ASSIGN_OR_RETURN(meta_host_, NewBuffer(meta_words_ * sizeof(int32_t), MemKind::kPinned));
+  ASSIGN_OR_RETURN(rgb_, backend_.Allocate(sizes.rgb, MemKind::kDevice));
+  ASSIGN_OR_RETURN(rgb_host_, backend_.Allocate(sizes.rgb, MemKind::kPinned));
+  ASSIGN_OR_RETURN(meta_, backend_.Allocate(meta_words_ * sizeof(int32_t), MemKind::kDevice));
+  ASSIGN_OR_RETURN(meta_host_, backend_.Allocate(meta_words_ * sizeof(int32_t), MemKind::kPinned));
   return absl::OkStatus();
 }
 

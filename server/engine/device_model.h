@@ -1,11 +1,12 @@
 #pragma once
 // DeviceModel: everything one model needs on one worker's device (K/V bytes, embedding pool,
-// sampled tokens, scratch, staging) and the translation of a StepPlan into model calls. Owned and
-// used by the worker thread only, after Create.
+// sampled tokens, scratch, staging) and the translation of a StepPlan into model calls. Run is the
+// worker thread's; made and destroyed on any thread, while no step of it is under way.
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "base/status.h"
 #include "model/model.h"
 #include "sched/step.h"
@@ -24,22 +25,34 @@ struct DeviceModelOptions {
   uint32_t parking_places = 0;  // of passes that are cut into slices
 };
 
+// Bytes of a device model, weights not included.
+struct DeviceBytes {
+  uint64_t kv = 0;
+  uint64_t embeddings = 0;
+  uint64_t scratch = 0;
+  uint64_t staging = 0;  // on the device and on the host
+};
+// `kv_storage`: Backend::KvBytes, `workspace` and `parking`: Model::WorkspaceBytes and ParkingBytes
+// of the options' limits.
+DeviceBytes PlanDeviceBytes(const ModelSpec& spec, const DeviceModelOptions& options,
+                            uint64_t kv_storage, uint64_t workspace, uint64_t parking);
+
 class DeviceModel {
  public:
+  // All memory is held in `budget` (may be null) before it is allocated. The backend, the stream,
+  // the model and the budget outlive it.
   static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream,
                                                              const Model& model,
-                                                             const DeviceModelOptions& options);
+                                                             const DeviceModelOptions& options,
+                                                             MemoryBudget* budget);
   // Runs the whole step and waits for it. The slices of a pass come in order, and no other pass
   // with its parking place between them. On error nothing in `tokens` is valid.
   absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
-  // Device bytes held, weights not included.
-  size_t device_bytes() const { return device_bytes_; }
 
  private:
   DeviceModel(Backend& backend, Stream& stream, const Model& model,
               const DeviceModelOptions& options);
   absl::Status Allocate();
-  absl::StatusOr<std::unique_ptr<Buffer>> NewBuffer(size_t bytes, MemKind kind);
   absl::StatusOr<LayerRange> RangeOf(const StepPlan& plan) const;
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
   absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens);
@@ -57,8 +70,8 @@ class DeviceModel {
   Stream& stream_;
   const Model& model_;
   const DeviceModelOptions options_;
-  const uint32_t token_columns_;  // of the token array: action tokens per sequence
-  size_t device_bytes_ = 0;
+  const uint32_t token_columns_;   // of the token array: action tokens per sequence
+  std::vector<MemoryHold> holds_;  // of everything below
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <future>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -27,6 +28,11 @@ namespace {
 constexpr int kFailuresUntilLost = 3;
 // A worker hangs when the same step was seen this often, at equal times over the timeout.
 constexpr int kLooksUntilStuck = 4;
+// Loads whose names are kept for what is told of the past.
+constexpr size_t kNames = 1024;
+constexpr std::chrono::hours kWarmUpPatience{1};
+constexpr int kWarmUpAttempts = 1000;  // 10 ms apart, against a full class
+constexpr std::chrono::seconds kForgetInterval{1};
 // Cache gauges follow the cache at most this much later.
 constexpr Micros kStatsInterval{100'000};
 // While other threads take turns the engine thread looks at its timers this often, so that a
@@ -50,6 +56,12 @@ std::vector<LayerShare> SharesOf(const std::vector<LayerCost>& layers) {
   return shares;
 }
 
+absl::Status Unloaded() {
+  ErrorInfo info;
+  info.reason = Reason::kModelUnloaded;
+  return MakeError(absl::StatusCode::kUnavailable, "the model was unloaded", info);
+}
+
 absl::Status Stopped() { return absl::UnavailableError("the engine has stopped"); }
 
 }  // namespace
@@ -57,12 +69,15 @@ absl::Status Stopped() { return absl::UnavailableError("the engine has stopped")
 class Engine::Impl {
  public:
   Impl(const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
-       std::vector<ServedModel> models, const Clock& clock, Metrics* metrics)
+       const Clock& clock, Metrics* metrics)
       : options_(options),
         backends_(std::move(backends)),
-        models_(std::move(models)),
         clock_(clock),
-        metrics_(metrics, models_.size()) {}
+        registry_(metrics),
+        metrics_(metrics) {
+    for (const std::unique_ptr<Backend>& backend : backends_)
+      backend_views_.push_back(backend.get());
+  }
 
   ~Impl() {
     if (thread_.joinable()) {
@@ -73,34 +88,54 @@ class Engine::Impl {
     workers_.clear();  // before the models and backends they use
   }
 
-  absl::Status Start();
-  absl::Status WarmUp();
+  absl::Status Start(std::vector<ServedModel> models);
+  absl::StatusOr<ModelRef> Load(ServedModel model);
+  absl::Status Unload(ModelId id, TimePoint until, absl::Status why);
+  void SetMaxQueued(ClassId id, uint32_t max_queued) {
+    AskEngineThread([&] { scheduler_->SetMaxQueued(id, max_queued); });
+  }
 
   absl::StatusOr<RequestId> Submit(ActRequest request);
   void Cancel(RequestId id) { Put(CancelMessage{id}); }
   void Supersede(RequestId id) { Put(SupersedeMessage{id}); }
   void CancelSession(SessionId id) { Put(CancelSessionMessage{id}); }
+  void ForgetIdle() {
+    if (!forget_asked_.exchange(true, std::memory_order_acq_rel)) Put(ForgetMessage{});
+  }
   void Drain(TimePoint until);
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   bool stuck() const { return stuck_.load(std::memory_order_acquire) > 0; }
   bool Ready() const;
+  bool Ready(const ServedModel& model) const;
   absl::StatusOr<SchedulerStats> Stats();
   absl::StatusOr<RecentWork> Recent();
   absl::Status CheckInvariants();
 
   const EngineOptions& options() const { return options_; }
-  const std::vector<ServedModel>& models() const { return models_; }
+  std::vector<ModelRef> models() const {
+    const std::lock_guard lock(table_mu_);
+    return table_;
+  }
+  std::string ModelName(ModelId id) const;
+  std::span<Backend* const> backends() const { return backend_views_; }
 
  private:
+  // A model on this engine: what it is, and its device side by entry of `served->workers`.
+  struct Loaded {
+    ModelRef served;
+    std::vector<std::shared_ptr<DeviceModel>> devices;
+    std::vector<std::shared_ptr<Lane>> lanes;  // while they are not the scheduler's
+    bool warm = false;                         // what it did before is in no counter
+    bool closing = false;                      // takes nothing more
+  };
   // What the engine keeps of a request beside the scheduler's own state.
   struct Active {
     ActRequest request;
     bool started = false;  // a step of it was handed to a worker
   };
   struct WorkerState {
-    // Oldest first: the running step, then a queued one. Outlives the worker, which borrows the
-    // plans.
-    std::deque<std::unique_ptr<const StepPlan>> outstanding;
+    // Oldest first: the running step, then a queued one. Outlives the worker, which borrows them.
+    std::deque<std::unique_ptr<const WorkerStep>> outstanding;
     std::unique_ptr<Worker> worker;
     TimePoint free_at{};  // predicted end of what it has
     int failures = 0;     // in a row
@@ -131,13 +166,21 @@ class Engine::Impl {
     TimePoint until;
     std::promise<void> done;
   };
+  struct UnloadMessage {
+    ModelId id;
+    TimePoint until;
+    absl::Status why;
+    std::promise<Loaded> done;  // what is left is destroyed by whoever waits
+  };
   struct AskMessage {
     std::function<void()> ask;
     std::promise<void> asked;
   };
+  struct ForgetMessage {};
   struct StopMessage {};
   using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                               StepMessage, DrainMessage, AskMessage, StopMessage>;
+                               StepMessage, DrainMessage, UnloadMessage, ForgetMessage, AskMessage,
+                               StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
@@ -150,6 +193,8 @@ class Engine::Impl {
 
   // Runs `ask` on the engine thread and waits for it. False: the engine has stopped.
   bool AskEngineThread(std::function<void()> ask);
+  absl::StatusOr<Loaded> Prepare(ServedModel model);
+  absl::Status WarmUp(const ServedModel& model);
 
   void Loop();  // the engine thread
 
@@ -163,9 +208,12 @@ class Engine::Impl {
   void Handle(CancelSessionMessage& message, TimePoint now);
   void Handle(StepMessage& message, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
+  void Handle(UnloadMessage& message, TimePoint now);
+  void Handle(ForgetMessage& message, TimePoint now);
   void Handle(AskMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
   void MarkStarted(const StepPlan& plan);
+  std::shared_ptr<DeviceModel> DeviceOf(const StepPlan& plan) const;
   void FeedWorkers(TimePoint now);
   void RevokeForUrgentWork(WorkerState& state, TimePoint now);
   void Deliver(TimePoint now);
@@ -173,13 +221,20 @@ class Engine::Impl {
   void LoseWorker(WorkerId id, TimePoint now);
   void WatchWorkers(TimePoint now);
   void FinishDrain(TimePoint now);
+  void FinishUnloads(TimePoint now);
+  const Loaded* FindModel(ModelId id) const {
+    const auto it = models_.find(id);
+    return it == models_.end() ? nullptr : &it->second;
+  }
 
   const EngineOptions options_;
   std::vector<std::unique_ptr<Backend>> backends_;
-  std::vector<ServedModel> models_;
+  std::vector<Backend*> backend_views_;
   const Clock& clock_;
+  Metrics* const registry_;
   EngineMetrics metrics_;  // by the holder of the turn
   Recorder recorder_;      // by the holder of the turn
+  MemoryHold recorder_memory_;
 
   Inbox<Message> inbox_;
   Turn turn_;
@@ -188,16 +243,25 @@ class Engine::Impl {
   std::atomic<size_t> pending_submits_{0};
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> warm_{false};
+  std::atomic<int32_t> next_model_{0};
+  std::atomic<bool> forget_asked_{false};
   std::atomic<int> stuck_{0};  // workers
   std::vector<std::atomic<bool>> worker_up_;
 
+  // What other threads see of the models. No holder of the turn takes this lock inside it.
+  mutable std::mutex table_mu_;
+  std::vector<ModelRef> table_;
+  std::deque<std::pair<ModelId, std::string>> names_;  // of the last kNames loads
+
   // By the holder of the turn only.
+  std::unordered_map<ModelId, Loaded> models_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<WorkerState> workers_;
   std::unordered_map<RequestId, Active> active_;
   std::vector<DrainMessage> drains_;
+  std::vector<UnloadMessage> unloads_;
   TimePoint stats_due_{};
+  TimePoint forget_due_{};
   bool stats_dirty_ = true;
   TimePoint watch_due_ = kNever;  // while a worker has work
   TimePoint armed_until_{};       // when the engine thread wakes by itself
@@ -210,50 +274,13 @@ class Engine::Impl {
 // ------------------------------------------------------------------------------------------------------------
 // start
 
-absl::Status Engine::Impl::Start() {
-  if (models_.empty()) return absl::InvalidArgumentError("no model to serve");
+absl::Status Engine::Impl::Start(std::vector<ServedModel> models) {
+  if (models.empty()) return absl::InvalidArgumentError("no model to serve");
   if (options_.pipeline_depth < 1 || options_.pipeline_depth > 2) {
     return absl::InvalidArgumentError("pipeline_depth must be 1 or 2");
   }
-  std::vector<std::vector<Worker::ModelOnWorker>> on_worker(backends_.size());
-  std::vector<LaneOptions> lanes;
-  for (size_t m = 0; m < models_.size(); ++m) {
-    const ServedModel& model = models_[m];
-    const ModelId id(static_cast<int32_t>(m));
-    if (model.instances.empty() || model.instances.size() != model.workers.size()) {
-      return absl::InvalidArgumentError(
-          StrCat("model ", model.name, ": one instance per worker is needed"));
-    }
-    for (size_t i = 0; i < model.instances.size(); ++i) {
-      const auto worker = static_cast<size_t>(model.workers[i].value());
-      if (worker >= backends_.size()) {
-        return absl::InvalidArgumentError(StrCat("model ", model.name, ": no such worker"));
-      }
-      DeviceModelOptions device;
-      device.num_blocks = model.kv.num_blocks;
-      device.embedding_slots = model.embedding_slots;
-      device.sequence_slots = model.max_sequences;
-      device.max_rows = options_.max_rows;
-      device.max_frames = options_.max_frames;
-      device.max_logit_rows = options_.max_logit_rows;
-      if (options_.step_ceiling.count() > 0)
-        device.parking_places = ParkingPlaces(options_.classes);
-      on_worker[worker].push_back({id, model.instances[i].get(), device});
-      LaneOptions lane;
-      lane.worker = model.workers[i];
-      lane.model = id;
-      lane.kv = model.kv;
-      lane.embedding_slots = model.embedding_slots;
-      lane.sequence_slots = model.max_sequences;
-      lane.max_action_tokens = model.spec().max_action_tokens;
-      lane.max_rows = options_.max_rows;
-      lane.max_frames = options_.max_frames;
-      lane.max_logit_rows = options_.max_logit_rows;
-      lane.vision_layers = SharesOf(model.spec().vision_layers);
-      lane.trunk_layers = SharesOf(model.spec().trunk_layers);
-      lanes.push_back(lane);
-    }
-  }
+  ASSIGN_OR_RETURN(recorder_memory_,
+                   MemoryBudget::Hold(options_.memory, MemoryKind::kRecorder, Recorder::kBytes));
   SchedulerOptions scheduler;
   scheduler.classes = options_.classes;
   scheduler.step_ceiling = options_.step_ceiling;
@@ -261,14 +288,15 @@ absl::Status Engine::Impl::Start() {
   scheduler.max_wait = options_.max_wait;
   scheduler.ageing_share = options_.ageing_share;
   scheduler.probe_after = options_.probe_after;
-  ASSIGN_OR_RETURN(scheduler_, Scheduler::Create(scheduler, lanes));
+  ASSIGN_OR_RETURN(scheduler_, Scheduler::Create(scheduler, {}));
 
   worker_up_ = std::vector<std::atomic<bool>>(backends_.size());
   workers_.resize(backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
+    backends_[i]->BeginServing();
     ASSIGN_OR_RETURN(workers_[i].worker,
-                     Worker::Start(*backends_[i], on_worker[i], clock_,
+                     Worker::Start(*backends_[i], clock_,
                                    [this, id](const StepPlan& plan, StepResult result, bool more) {
                                      OnStep(id, plan, std::move(result), more);
                                    }));
@@ -276,7 +304,125 @@ absl::Status Engine::Impl::Start() {
     metrics_.SetWorkerUp(id, true);
   }
   thread_ = std::thread([this] { Loop(); });
+  for (ServedModel& model : models) RETURN_IF_ERROR(Load(std::move(model)).status());
   return absl::OkStatus();
+}
+
+// Everything of a model that can be made without the engine thread.
+absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
+  if (model.instances.empty() || model.instances.size() != model.workers.size()) {
+    return absl::InvalidArgumentError(
+        StrCat("model ", model.name, ": one instance per worker is needed"));
+  }
+  model.id = ModelId(next_model_.fetch_add(1, std::memory_order_relaxed));
+  Loaded loaded;
+  loaded.served = std::make_shared<const ServedModel>(std::move(model));
+  const ServedModel& served = *loaded.served;
+  for (size_t i = 0; i < served.instances.size(); ++i) {
+    const auto worker = static_cast<size_t>(served.workers[i].value());
+    if (worker >= workers_.size()) {
+      return absl::InvalidArgumentError(StrCat("model ", served.name, ": no such worker"));
+    }
+    DeviceModelOptions device;
+    device.num_blocks = served.kv.num_blocks;
+    device.embedding_slots = served.embedding_slots;
+    device.sequence_slots = served.max_sequences;
+    device.max_rows = options_.max_rows;
+    device.max_frames = options_.max_frames;
+    device.max_logit_rows = options_.max_logit_rows;
+    if (options_.step_ceiling.count() > 0) {
+      device.parking_places = ParkingPlaces(options_.classes);
+    }
+    ASSIGN_OR_RETURN(std::unique_ptr<DeviceModel> made,
+                     DeviceModel::Create(*backends_[worker], workers_[worker].worker->stream(),
+                                         *served.instances[i], device, options_.memory));
+    // A step that hangs keeps its device side, and that its model.
+    auto kept = std::make_shared<std::pair<ModelRef, std::unique_ptr<DeviceModel>>>(
+        loaded.served, std::move(made));
+    loaded.devices.emplace_back(kept, kept->second.get());
+    LaneOptions lane;
+    lane.worker = served.workers[i];
+    lane.model = served.id;
+    lane.kv = served.kv;
+    lane.embedding_slots = served.embedding_slots;
+    lane.sequence_slots = served.max_sequences;
+    lane.max_action_tokens = served.spec().max_action_tokens;
+    lane.max_rows = options_.max_rows;
+    lane.max_frames = options_.max_frames;
+    lane.max_logit_rows = options_.max_logit_rows;
+    lane.vision_layers = SharesOf(served.spec().vision_layers);
+    lane.trunk_layers = SharesOf(served.spec().trunk_layers);
+    ASSIGN_OR_RETURN(std::shared_ptr<Lane> made_lane,
+                     Scheduler::MakeLane(lane, ParkingPlaces(options_.classes)));
+    loaded.lanes.push_back(std::move(made_lane));
+  }
+  return loaded;
+}
+
+absl::StatusOr<ModelRef> Engine::Impl::Load(ServedModel model) {
+  if (draining()) return Draining();
+  ASSIGN_OR_RETURN(Loaded loaded, Prepare(std::move(model)));
+  const ModelRef served = loaded.served;
+  ModelMetrics* const metrics = registry_ == nullptr ? nullptr : &registry_->model(served->name);
+  {
+    const std::lock_guard lock(table_mu_);
+    names_.emplace_back(served->id, served->name);
+    if (names_.size() > kNames) names_.pop_front();
+  }
+  absl::Status status;
+  const bool asked = AskEngineThread([&] {
+    for (std::shared_ptr<Lane>& lane : loaded.lanes) {
+      if (status.ok()) status = scheduler_->AddLane(std::move(lane));
+    }
+    loaded.lanes.clear();
+    metrics_.AddModel(served->id, metrics);
+    models_.emplace(served->id, std::move(loaded));
+    stats_dirty_ = true;
+  });
+  if (!asked) return Stopped();
+  if (status.ok()) status = WarmUp(*served);
+  if (!status.ok()) {
+    RETURN_IF_ERROR(Unload(served->id, clock_.Now(), status));
+    return status;
+  }
+  AskEngineThread([&] { models_.at(served->id).warm = true; });
+  const std::lock_guard lock(table_mu_);
+  table_.push_back(served);
+  if (metrics != nullptr) metrics->loads->Increment();
+  return served;
+}
+
+absl::Status Engine::Impl::Unload(ModelId id, TimePoint until, absl::Status why) {
+  {
+    const std::lock_guard lock(table_mu_);
+    const auto it = std::find_if(table_.begin(), table_.end(),
+                                 [id](const ModelRef& model) { return model->id == id; });
+    if (it != table_.end()) {
+      if (registry_ != nullptr) registry_->model((*it)->name).loads->Decrement();
+      table_.erase(it);
+    }
+  }
+  bool known = false;
+  if (!AskEngineThread([&] {
+        const auto it = models_.find(id);
+        known = it != models_.end() && !it->second.closing;
+        if (known) it->second.closing = true;
+      })) {
+    return Stopped();
+  }
+  if (!known) return absl::NotFoundError("the model is not loaded");
+  UnloadMessage message{id, until, std::move(why), {}};
+  std::future<Loaded> done = message.done.get_future();
+  Put(std::move(message));
+  const Loaded rest = done.get();  // destroyed here: pools of memory take their time
+  return absl::OkStatus();
+}
+
+std::string Engine::Impl::ModelName(ModelId id) const {
+  const std::lock_guard lock(table_mu_);
+  const auto it = std::find_if(names_.begin(), names_.end(),
+                               [id](const auto& entry) { return entry.first == id; });
+  return it == names_.end() ? StrCat("model ", id.value()) : it->second;
 }
 
 namespace {
@@ -295,10 +441,10 @@ class WarmUpSink final : public ResponseSink {
 
 }  // namespace
 
-// Runs every model's whole path a few times before anybody may ask: pages weights in, fills lazily
-// made tables, and gives the cost model its first observations. Answers do not matter here; a
-// device that fails does.
-absl::Status Engine::Impl::WarmUp() {
+// Runs the model's whole path a few times on each worker before anybody may ask: pages weights in,
+// fills lazily made tables, and gives the cost model its first observations. Answers do not matter
+// here; a device that fails does.
+absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
   constexpr int kRuns = 3;
   ClassId klass(0);
   for (size_t c = 0; c < options_.classes.size(); ++c) {  // the most patient class
@@ -306,47 +452,47 @@ absl::Status Engine::Impl::WarmUp() {
       klass = ClassId(static_cast<int32_t>(c));
     }
   }
-  for (size_t m = 0; m < models_.size(); ++m) {
-    const ServedModel& model = models_[m];
-    const ModelSpec& spec = model.spec();
-    ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt("warm up"));
-    for (size_t run = 0; run < kRuns * model.instances.size(); ++run) {
-      TimelineBuilder builder(
-          DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
-          model.kv.block_tokens);
-      for (const PromptSegment& segment : prompt) {
-        if (segment.modality != Modality::kVision) {
-          builder.AddText(segment.tokens);
-          continue;
-        }
-        auto frame = std::make_shared<Content>();
-        frame->width = spec.cameras[segment.camera].width;
-        frame->height = spec.cameras[segment.camera].height;
-        frame->rgb.assign(size_t{frame->width} * frame->height * 3, static_cast<uint8_t>(run));
-        frame->digest = DigestBytes("frame.warmup", frame->rgb);
-        builder.AddVision(segment.camera, std::move(frame), spec.vision_tokens);
+  const ModelSpec& spec = model.spec();
+  ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt("warm up"));
+  for (size_t run = 0, attempts = 0; run < kRuns * model.instances.size();) {
+    TimelineBuilder builder(
+        DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
+        model.kv.block_tokens);
+    for (const PromptSegment& segment : prompt) {
+      if (segment.modality != Modality::kVision) {
+        builder.AddText(segment.tokens);
+        continue;
       }
-      auto sink = std::make_shared<WarmUpSink>();
-      std::future<absl::Status> done = sink->future();
-      ActRequest request;
-      request.session = SessionId(0);
-      request.model = ModelId(static_cast<int32_t>(m));
-      request.klass = klass;
-      request.arrival = clock_.Now();
-      request.timeline = builder.Build();
-      request.statistics_key = spec.statistics.front().key;
-      request.sink = std::move(sink);
-      ASSIGN_OR_RETURN(const RequestId id, Submit(std::move(request)));
-      (void)id;
-      const absl::Status status = done.get();
-      const Reason reason = GetErrorInfo(status).reason;
-      if (!status.ok() && reason != Reason::kInvalidActionToken && reason != Reason::kNonFinite) {
-        return absl::Status(status.code(),
-                            StrCat("warm-up of model ", model.name, ": ", status.message()));
-      }
+      auto frame = std::make_shared<Content>();
+      frame->width = spec.cameras[segment.camera].width;
+      frame->height = spec.cameras[segment.camera].height;
+      frame->rgb.assign(size_t{frame->width} * frame->height * 3, static_cast<uint8_t>(run));
+      frame->digest = DigestBytes("frame.warmup", frame->rgb);
+      builder.AddVision(segment.camera, std::move(frame), spec.vision_tokens);
+    }
+    auto sink = std::make_shared<WarmUpSink>();
+    std::future<absl::Status> done = sink->future();
+    ActRequest request;
+    request.session = SessionId(0);
+    request.model = model.id;
+    request.klass = klass;
+    request.arrival = clock_.Now();
+    request.deadline = request.arrival + kWarmUpPatience;
+    request.timeline = builder.Build();
+    request.statistics_key = spec.statistics.front().key;
+    request.sink = std::move(sink);
+    const absl::Status submitted = Submit(std::move(request)).status();
+    const absl::Status status = submitted.ok() ? done.get() : submitted;
+    const Reason reason = GetErrorInfo(status).reason;
+    if (status.ok() || reason == Reason::kInvalidActionToken || reason == Reason::kNonFinite) {
+      ++run;
+    } else if (reason == Reason::kQueueFull && ++attempts < kWarmUpAttempts) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // others fill the class
+    } else {
+      return absl::Status(status.code(),
+                          StrCat("warm-up of model ", model.name, ": ", status.message()));
     }
   }
-  warm_.store(true, std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -356,7 +502,8 @@ absl::Status Engine::Impl::WarmUp() {
 absl::StatusOr<RequestId> Engine::Impl::Submit(ActRequest request) {
   if (draining()) return Draining();
   if (request.sink == nullptr || request.timeline == nullptr || request.model.value() < 0 ||
-      static_cast<size_t>(request.model.value()) >= models_.size() || request.klass.value() < 0 ||
+      request.model.value() >= next_model_.load(std::memory_order_relaxed) ||
+      request.klass.value() < 0 ||
       static_cast<size_t>(request.klass.value()) >= options_.classes.size()) {
     return absl::InvalidArgumentError(
         "an act request needs a sink, a timeline, a known model and a known class");
@@ -382,12 +529,16 @@ void Engine::Impl::Drain(TimePoint until) {
 }
 
 bool Engine::Impl::Ready() const {
-  if (draining() || !warm_.load(std::memory_order_acquire)) return false;
-  return std::all_of(models_.begin(), models_.end(), [this](const ServedModel& model) {
-    return std::any_of(model.workers.begin(), model.workers.end(), [this](WorkerId id) {
-      return worker_up_[static_cast<size_t>(id.value())].load(std::memory_order_acquire);
-    });
-  });
+  const std::vector<ModelRef> loaded = models();
+  return !loaded.empty() && std::all_of(loaded.begin(), loaded.end(),
+                                        [this](const ModelRef& model) { return Ready(*model); });
+}
+
+bool Engine::Impl::Ready(const ServedModel& model) const {
+  return !draining() &&
+         std::any_of(model.workers.begin(), model.workers.end(), [this](WorkerId id) {
+           return worker_up_[static_cast<size_t>(id.value())].load(std::memory_order_acquire);
+         });
 }
 
 bool Engine::Impl::AskEngineThread(std::function<void()> ask) {
@@ -469,6 +620,7 @@ bool Engine::Impl::TakeTurn(std::optional<WorkerId> worker) {
   FeedWorkers(now);
   if (worker && !workers_[static_cast<size_t>(worker->value())].outstanding.empty()) return false;
   Deliver(now);
+  FinishUnloads(now);
   FinishDrain(now);
   now = clock_.Now();
   if (stats_dirty_ && now >= stats_due_) {
@@ -483,21 +635,29 @@ TimePoint Engine::Impl::NextWake() const {
   TimePoint wake = std::min(scheduler_->NextWake(), watch_due_);
   if (stats_dirty_) wake = std::min(wake, stats_due_);
   for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
+  const TimePoint now = clock_.Now();
+  for (const UnloadMessage& unload : unloads_) {
+    if (unload.until > now) wake = std::min(wake, unload.until);  // else it waits for a step
+  }
   return wake;
 }
 
 void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
   pending_submits_.fetch_sub(1, std::memory_order_acq_rel);
   ActRequest& request = *message.request;
-  const ServedModel& model = models_[static_cast<size_t>(request.model.value())];
-  const auto& statistics = model.spec().statistics;
-  const auto spec =
-      std::find_if(statistics.begin(), statistics.end(),
-                   [&](const StatisticsSpec& s) { return s.key == request.statistics_key; });
+  const Loaded* const model = FindModel(request.model);
+  const StatisticsSpec* spec = nullptr;
+  if (model != nullptr) {
+    for (const StatisticsSpec& statistics : model->served->spec().statistics) {
+      if (statistics.key == request.statistics_key) spec = &statistics;
+    }
+  }
   absl::Status status;
   if (draining_.load(std::memory_order_acquire)) {
     status = Draining();
-  } else if (spec == statistics.end()) {
+  } else if (model == nullptr || model->closing) {
+    status = Unloaded();
+  } else if (spec == nullptr) {
     status = InvalidField("statistics_key", "the model has no such statistics");
   } else {
     Request offered;
@@ -516,12 +676,13 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     status = scheduler_->Offer(std::move(offered), now);
   }
   stats_dirty_ = true;
+  const bool warm = model == nullptr || model->warm;
   if (status.ok()) {
-    metrics_.Admitted(request.klass, warm_);
+    metrics_.Admitted(request.klass, warm);
     active_.emplace(message.id, Active{.request = std::move(request)});
     return;
   }
-  metrics_.Rejected(request.klass, GetErrorInfo(status).reason, warm_);
+  metrics_.Rejected(request.klass, GetErrorInfo(status).reason, warm);
   recorder_.Request(message.id, request, status, nullptr, now);
   request.sink->OnDone(message.id, std::move(status));
 }
@@ -552,9 +713,9 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
 
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front()->id != message.result.id) return;
-  const std::unique_ptr<const StepPlan> done = std::move(state.outstanding.front());
-  const StepPlan& plan = *done;
+  if (state.outstanding.empty() || state.outstanding.front()->plan.id != message.result.id) return;
+  const std::unique_ptr<const WorkerStep> done = std::move(state.outstanding.front());
+  const StepPlan& plan = done->plan;
   state.outstanding.pop_front();
   if (state.lost) {
     if (std::exchange(state.stuck, false)) {
@@ -566,8 +727,10 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   const StepResult& result = message.result;
   stats_dirty_ = true;
   if (state.outstanding.empty()) state.free_at = now;
-  // An id outside the action range ends its request before more work is spent on it.
-  const ServedModel& model = models_[static_cast<size_t>(plan.model.value())];
+  // An id outside the action range ends its request before more work is spent on it. A model stays
+  // while a step of it is in flight.
+  const Loaded& loaded = models_.at(plan.model);
+  const ServedModel& model = *loaded.served;
   if (result.status.ok() && model.invalid_tokens == InvalidTokenPolicy::kFail) {
     for (const SampledToken& token : result.tokens) {
       if (token.token == kInvalidSample || model.instances.front()->IsActionToken(token.token))
@@ -584,7 +747,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
     }
   }
   scheduler_->OnStepDone(plan, result, now);
-  metrics_.StepDone(plan, result, warm_);
+  metrics_.StepDone(plan, result, loaded.warm);
   recorder_.Step(plan, result);
   if (result.status.ok()) {
     state.failures = 0;
@@ -618,7 +781,7 @@ void Engine::Impl::WatchWorkers(TimePoint now) {
     if (state.lost || state.outstanding.empty()) continue;
     busy = true;
     if (!due) continue;
-    const StepId running = state.outstanding.front()->id;
+    const StepId running = state.outstanding.front()->plan.id;
     state.looks = running == state.watched ? state.looks + 1 : 0;
     state.watched = running;
     if (state.looks < kLooksUntilStuck) continue;
@@ -639,6 +802,18 @@ void Engine::Impl::Handle(DrainMessage& message, TimePoint) {
   drains_.push_back(std::move(message));
 }
 
+void Engine::Impl::Handle(UnloadMessage& message, TimePoint) {
+  unloads_.push_back(std::move(message));
+}
+
+void Engine::Impl::Handle(ForgetMessage&, TimePoint now) {
+  forget_asked_.store(false, std::memory_order_release);
+  if (now < forget_due_) return;
+  forget_due_ = now + kForgetInterval;
+  scheduler_->FlushIdle();
+  stats_dirty_ = true;
+}
+
 void Engine::Impl::Handle(AskMessage& message, TimePoint) {
   message.ask();
   message.asked.set_value();
@@ -647,11 +822,12 @@ void Engine::Impl::Handle(AskMessage& message, TimePoint) {
 void Engine::Impl::Handle(StopMessage&, TimePoint) { stop_ = true; }
 
 void Engine::Impl::RevokeForUrgentWork(WorkerState& state, TimePoint now) {
-  if (state.outstanding.size() < 2 || !scheduler_->ShouldRevoke(*state.outstanding.back(), now))
-    return;
+  if (state.outstanding.size() < 2) return;
+  const StepPlan& queued = state.outstanding.back()->plan;
+  if (!scheduler_->ShouldRevoke(queued, now)) return;
   if (!state.worker->Revoke()) return;  // it has started
-  scheduler_->OnStepRevoked(*state.outstanding.back(), now);
-  state.free_at -= std::min(state.outstanding.back()->predicted_p50, ToMicros(state.free_at - now));
+  scheduler_->OnStepRevoked(queued, now);
+  state.free_at -= std::min(queued.predicted_p50, ToMicros(state.free_at - now));
   state.outstanding.pop_back();
 }
 
@@ -662,6 +838,13 @@ void Engine::Impl::MarkStarted(const StepPlan& plan) {
   };
   for (const EncodeItem& item : plan.encodes) mark(item.request);
   for (const TrunkItem& item : plan.trunk) mark(item.request);
+}
+
+std::shared_ptr<DeviceModel> Engine::Impl::DeviceOf(const StepPlan& plan) const {
+  const Loaded& loaded = models_.at(plan.model);
+  const std::vector<WorkerId>& workers = loaded.served->workers;
+  const auto at = std::find(workers.begin(), workers.end(), plan.worker) - workers.begin();
+  return loaded.devices[static_cast<size_t>(at)];
 }
 
 void Engine::Impl::FeedWorkers(TimePoint now) {
@@ -676,7 +859,9 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       if (!plan) break;
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
-      state.outstanding.push_back(std::make_unique<const StepPlan>(*std::move(plan)));
+      std::shared_ptr<DeviceModel> device = DeviceOf(*plan);
+      state.outstanding.push_back(
+          std::make_unique<const WorkerStep>(WorkerStep{*std::move(plan), std::move(device)}));
       state.worker->Submit(state.outstanding.back().get());
     }
   }
@@ -694,7 +879,8 @@ void Engine::Impl::Deliver(TimePoint now) {
 
 void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   const ActRequest& request = active.request;
-  const ServedModel& model = models_[static_cast<size_t>(request.model.value())];
+  const Loaded& loaded = models_.at(request.model);  // it stays while it has requests
+  const ServedModel& model = *loaded.served;
   ActResult result;
   absl::Status status = std::move(outcome.status);
   for (const std::vector<int32_t>& tokens : outcome.tokens) {
@@ -713,7 +899,7 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   result.frame_cached = outcome.frame_cached;
   result.late = outcome.late;
   result.finished = now;
-  metrics_.Finished(request, status, result, warm_);
+  metrics_.Finished(request, status, result, loaded.warm);
   recorder_.Request(outcome.id, request, status, status.ok() ? &result : nullptr, now);
   if (status.ok()) {
     request.sink->OnDone(outcome.id, std::move(result));
@@ -738,6 +924,27 @@ void Engine::Impl::FinishDrain(TimePoint now) {
   drains_.clear();
 }
 
+void Engine::Impl::FinishUnloads(TimePoint now) {
+  for (size_t i = 0; i < unloads_.size();) {
+    UnloadMessage& unload = unloads_[i];
+    if (unload.until <= now) {
+      scheduler_->FailModel(unload.id, unload.why, now);
+      Deliver(now);
+    }
+    std::optional<std::vector<std::shared_ptr<Lane>>> lanes = scheduler_->RemoveModel(unload.id);
+    if (!lanes) {
+      ++i;
+      continue;
+    }
+    auto model = models_.extract(unload.id);
+    model.mapped().lanes = *std::move(lanes);
+    metrics_.RemoveModel(unload.id);
+    stats_dirty_ = true;
+    unload.done.set_value(std::move(model.mapped()));
+    unloads_.erase(unloads_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------------
 // engine
 
@@ -747,10 +954,8 @@ Engine::~Engine() = default;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
     const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
     std::vector<ServedModel> models, const Clock& clock, Metrics* metrics) {
-  auto impl =
-      std::make_unique<Impl>(options, std::move(backends), std::move(models), clock, metrics);
-  RETURN_IF_ERROR(impl->Start());
-  RETURN_IF_ERROR(impl->WarmUp());
+  auto impl = std::make_unique<Impl>(options, std::move(backends), clock, metrics);
+  RETURN_IF_ERROR(impl->Start(std::move(models)));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -767,22 +972,21 @@ bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
 absl::StatusOr<RecentWork> Engine::Recent() { return impl_->Recent(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
-std::span<const ServedModel> Engine::models() const { return impl_->models(); }
+absl::StatusOr<ModelRef> Engine::Load(ServedModel model) { return impl_->Load(std::move(model)); }
+absl::Status Engine::Unload(ModelId id, TimePoint until, absl::Status why) {
+  return impl_->Unload(id, until, std::move(why));
+}
+void Engine::SetMaxQueued(ClassId id, uint32_t max_queued) { impl_->SetMaxQueued(id, max_queued); }
+void Engine::ForgetIdle() { impl_->ForgetIdle(); }
+bool Engine::Ready(const ServedModel& model) const { return impl_->Ready(model); }
+std::vector<ModelRef> Engine::models() const { return impl_->models(); }
+std::string Engine::ModelName(ModelId id) const { return impl_->ModelName(id); }
+std::span<Backend* const> Engine::backends() const { return impl_->backends(); }
 std::span<const LatencyClass> Engine::classes() const { return impl_->options().classes; }
 
-std::optional<ModelId> Engine::FindModel(std::string_view name) const {
-  const auto& models = impl_->models();
-  for (size_t i = 0; i < models.size(); ++i) {
-    if (models[i].name == name) return ModelId(static_cast<int32_t>(i));
-  }
-  return std::nullopt;
-}
-
-TimelineBuilder Engine::NewTimeline(ModelId model) const {
-  const ServedModel& served = impl_->models()[static_cast<size_t>(model.value())];
-  const Digest128 salt =
-      DigestBuilder("kv.salt.v1").Field(served.name).Field(served.spec().fingerprint).Finish();
-  return TimelineBuilder(salt, served.kv.block_tokens);
+TimelineBuilder ServedModel::NewTimeline() const {
+  const Digest128 salt = DigestBuilder("kv.salt.v1").Field(name).Field(spec().fingerprint).Finish();
+  return TimelineBuilder(salt, kv.block_tokens);
 }
 
 }  // namespace saccade

@@ -1,18 +1,18 @@
 #pragma once
-// Engine: every request and all K/V metadata, and one worker per backend instance. Everything mutable
-// is touched by the holder of the turn only (README.md): the engine's own thread, or one that just
-// submitted or ran a step. Others reach it through a bounded inbox.
+// Engine: every request and all K/V metadata, and one worker per backend instance. Everything
+// mutable is touched by the holder of the turn only (README.md): the engine's own thread, or one
+// that just submitted or ran a step. Others reach it through a bounded inbox.
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/ids.h"
+#include "base/memory_budget.h"
 #include "base/status.h"
 #include "kv/timeline.h"
 #include "model/model.h"
@@ -23,9 +23,12 @@ namespace saccade {
 
 class Metrics;
 
-// A model the engine serves, and how much it may use on each of its workers.
+// A model the engine serves, and how much it may use on each of its workers. Immutable from
+// Engine::Load on, shared by whoever still uses it.
 struct ServedModel {
+  ModelId id;  // set by the engine; never used again for another load
   std::string name;
+  MemoryHold weights;                             // of all instances
   std::vector<std::unique_ptr<Model>> instances;  // one per entry of `workers`
   std::vector<WorkerId> workers;
   InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
@@ -33,7 +36,10 @@ struct ServedModel {
   uint32_t embedding_slots = 0;  // per worker
   uint32_t max_sequences = 0;    // sequences with action tokens at a time, per worker
   const ModelSpec& spec() const { return instances.front()->spec(); }
+  // New timelines for the model use its salt and block size.
+  TimelineBuilder NewTimeline() const;
 };
+using ModelRef = std::shared_ptr<const ServedModel>;
 
 struct EngineOptions {
   std::vector<LatencyClass> classes;
@@ -49,6 +55,7 @@ struct EngineOptions {
   uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;
   size_t inbox_capacity = 4096;
+  MemoryBudget* memory = nullptr;  // holds what models need; outlives the engine and its models
 };
 
 struct ActResult {
@@ -61,8 +68,8 @@ struct ActResult {
   TimePoint finished{};
 };
 
-// Implemented by the rpc stream; called by the holder of the engine's turn, one call at a time, also
-// from inside Submit; must not block. OnDone is called exactly once.
+// Implemented by the rpc stream; called by the holder of the engine's turn, one call at a time,
+// also from inside Submit; must not block. OnDone is called exactly once.
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;
@@ -125,12 +132,26 @@ struct RecentWork {
 
 class Engine {
  public:
-  // `backends[i]` becomes worker i. Starts the threads; models are warmed up before it returns.
+  // `backends[i]` becomes worker i. Starts the threads and loads the models, at least one.
   // `metrics` may be null.
   static absl::StatusOr<std::unique_ptr<Engine>> Start(
       const EngineOptions& options, std::vector<std::unique_ptr<Backend>> backends,
       std::vector<ServedModel> models, const Clock& clock, Metrics* metrics);
   ~Engine();  // drains with no patience
+
+  // Any thread but the engine's, for as long as it takes: allocates what the model needs on its
+  // workers, runs its whole path a few times, and serves it. Steps of other models go on. Models of
+  // one name may be there at a time. An error leaves nothing behind.
+  absl::StatusOr<ModelRef> Load(ServedModel model);
+  // The same thread rule. Requests for the model are refused from now on (kModelUnloaded); what was
+  // admitted is finished, or fails with `why` at `until`. Returns when the engine holds nothing of
+  // it. NOT_FOUND when it is not there.
+  absl::Status Unload(ModelId id, TimePoint until, absl::Status why);
+  // Gives up idle K/V blocks, and with them the frames that they keep; soon, at most once a second.
+  // For when memory is short.
+  void ForgetIdle();
+  // From now on, for class `id`.
+  void SetMaxQueued(ClassId id, uint32_t max_queued);
 
   // Any thread. The id is this request's from now on; every outcome, refusals included, arrives by
   // sink->OnDone, except a full inbox or a draining engine, which is returned and leaves the sink
@@ -145,17 +166,19 @@ class Engine {
   // kDraining.
   void Drain(TimePoint until);
   bool draining() const;
-  bool Ready() const;                      // a healthy worker for every model, not draining
-  bool stuck() const;                      // a worker hangs: destruction would wait for it
-  absl::StatusOr<SchedulerStats> Stats();  // asks the engine thread; UNAVAILABLE after shutdown
-  absl::StatusOr<RecentWork> Recent();     // asks the engine thread
-  absl::Status CheckInvariants();          // asks the engine thread
+  bool Ready() const;  // a model, a healthy worker for every one, not draining
+  bool Ready(const ServedModel& model) const;  // a healthy worker for it, not draining
+  bool stuck() const;                          // a worker hangs: destruction would wait for it
+  absl::StatusOr<SchedulerStats> Stats();      // asks the engine thread; UNAVAILABLE after shutdown
+  absl::StatusOr<RecentWork> Recent();         // asks the engine thread
+  absl::Status CheckInvariants();              // asks the engine thread
 
-  std::span<const ServedModel> models() const;
-  std::optional<ModelId> FindModel(std::string_view name) const;
+  // Those that take requests, in the order of loading.
+  std::vector<ModelRef> models() const;
+  // Of a model that is or was there; of the last thousand loads.
+  std::string ModelName(ModelId id) const;
+  std::span<Backend* const> backends() const;  // by WorkerId
   std::span<const LatencyClass> classes() const;
-  // New timelines for a model use this salt and block size.
-  TimelineBuilder NewTimeline(ModelId model) const;
 
  private:
   class Impl;

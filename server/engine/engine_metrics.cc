@@ -1,5 +1,6 @@
 #include "engine/engine_metrics.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace saccade {
@@ -34,16 +35,20 @@ void EngineMetrics::Rejected(ClassId klass, Reason reason, bool counted) {
 void EngineMetrics::StepDone(const StepPlan& plan, const StepResult& result, bool counted) {
   if (metrics_ == nullptr || !counted) return;
   const StepShape& shape = plan.shape;
-  metrics_->model(plan.model)
-      .RecordStep(KindOf(shape), plan.predicted_p50, ToMicros(result.finished - result.started),
-                  plan.trunk.size(), uint64_t{shape.prefill_rows} + shape.decode_rows);
+  const auto it = models_.find(plan.model);
+  if (it == models_.end()) return;
+  it->second.metrics->RecordStep(KindOf(shape), plan.predicted_p50,
+                                 ToMicros(result.finished - result.started), plan.trunk.size(),
+                                 uint64_t{shape.prefill_rows} + shape.decode_rows);
 }
 
 void EngineMetrics::Finished(const ActRequest& request, const absl::Status& status,
                              const ActResult& result, bool counted) {
   if (metrics_ == nullptr || !counted) return;
   ClassMetrics& klass = metrics_->klass(request.klass);
-  ModelMetrics& model = metrics_->model(request.model);
+  const auto it = models_.find(request.model);
+  if (it == models_.end()) return;
+  ModelMetrics& model = *it->second.metrics;
   if (status.ok()) {
     (result.late ? klass.missed : klass.met)->Increment();
     klass.queue_seconds->Observe(ToSeconds(result.timings.queue));
@@ -63,47 +68,68 @@ void EngineMetrics::Finished(const ActRequest& request, const absl::Status& stat
   if (reason == Reason::kNonFinite) model.non_finite->Increment();
 }
 
+void EngineMetrics::RemoveModel(ModelId id) {
+  const auto it = models_.find(id);
+  if (it == models_.end()) return;
+  ModelMetrics* const metrics = it->second.metrics;
+  models_.erase(it);
+  if (metrics != nullptr) SetCaches(*metrics, {});  // the next stats set what others have
+}
+
 void EngineMetrics::SetSchedulerStats(const SchedulerStats& stats) {
   if (metrics_ == nullptr) return;
-  for (size_t m = 0; m < seen_.size(); ++m) {
-    const ModelId id(static_cast<int32_t>(m));
-    ModelMetrics& model = metrics_->model(id);
-    Seen& seen = seen_[m];
-    uint64_t embedding_hits = 0;
-    uint64_t embedding_misses = 0;
-    for (size_t p = 0; p < kModalities; ++p) {
-      uint64_t free = 0, held = 0, idle = 0, hits = 0, misses = 0;
-      std::array<uint64_t, kEvictionReasons> evictions{};
-      double ema = 0;
-      int lanes = 0;
-      for (const SchedulerStats::Lane& lane : stats.lanes) {
-        if (lane.model != id) continue;
-        const PartitionStats& partition = lane.kv.partitions[p];
-        const uint32_t used = partition.held + partition.idle;
-        free += std::min(lane.kv.free_blocks, partition.cap > used ? partition.cap - used : 0);
-        held += partition.held;
-        idle += partition.idle;
-        hits += partition.hit_tokens;
-        misses += partition.miss_tokens;
-        ema += partition.hit_rate_ema;
-        for (size_t r = 0; r < kEvictionReasons; ++r) evictions[r] += partition.evictions[r];
-        ++lanes;
-      }
-      PartitionMetrics& out = model.partitions[p];
-      out.SetBlocks(free, held, idle);
-      AddSince(*out.hit_tokens, hits, seen.hit_tokens[p]);
-      AddSince(*out.miss_tokens, misses, seen.miss_tokens[p]);
-      if (lanes > 0) out.hit_rate->Set(ema / lanes);
-      for (size_t r = 0; r < kEvictionReasons; ++r)
-        AddSince(*out.evictions[r], evictions[r], seen.evictions[p][r]);
-    }
+  for (size_t c = 0; c < stats.classes.size(); ++c) {
+    const ClassMetrics& klass = metrics_->klass(ClassId(static_cast<int32_t>(c)));
+    klass.queued->Set(stats.classes[c].queued);
+    klass.running->Set(stats.classes[c].running);
+  }
+  for (auto& [id, model] : models_) {
+    Seen totals;
     for (const SchedulerStats::Lane& lane : stats.lanes) {
       if (lane.model != id) continue;
-      embedding_hits += lane.embedding_hits;
-      embedding_misses += lane.embedding_misses;
+      for (size_t p = 0; p < kModalities; ++p) {
+        totals.hit_tokens[p] += lane.kv.partitions[p].hit_tokens;
+        totals.miss_tokens[p] += lane.kv.partitions[p].miss_tokens;
+        for (size_t r = 0; r < kEvictionReasons; ++r)
+          totals.evictions[p][r] += lane.kv.partitions[p].evictions[r];
+      }
+      totals.embedding_hits += lane.embedding_hits;
+      totals.embedding_misses += lane.embedding_misses;
     }
-    AddSince(*model.vision_cache_hits, embedding_hits, seen.embedding_hits);
-    AddSince(*model.vision_cache_misses, embedding_misses, seen.embedding_misses);
+    for (size_t p = 0; p < kModalities; ++p) {
+      const PartitionMetrics& out = model.metrics->partitions[p];
+      AddSince(*out.hit_tokens, totals.hit_tokens[p], model.seen.hit_tokens[p]);
+      AddSince(*out.miss_tokens, totals.miss_tokens[p], model.seen.miss_tokens[p]);
+      for (size_t r = 0; r < kEvictionReasons; ++r)
+        AddSince(*out.evictions[r], totals.evictions[p][r], model.seen.evictions[p][r]);
+    }
+    AddSince(*model.metrics->vision_cache_hits, totals.embedding_hits, model.seen.embedding_hits);
+    AddSince(*model.metrics->vision_cache_misses, totals.embedding_misses,
+             model.seen.embedding_misses);
+    SetCaches(*model.metrics, stats);
+  }
+}
+
+// Sums over every load of the name and every worker.
+void EngineMetrics::SetCaches(ModelMetrics& metrics, const SchedulerStats& stats) {
+  for (size_t p = 0; p < kModalities; ++p) {
+    uint64_t free = 0, held = 0, idle = 0;
+    double ema = 0;
+    int lanes = 0;
+    for (const SchedulerStats::Lane& lane : stats.lanes) {
+      const auto it = models_.find(lane.model);
+      if (it == models_.end() || it->second.metrics != &metrics) continue;
+      const PartitionStats& partition = lane.kv.partitions[p];
+      const uint32_t used = partition.held + partition.idle;
+      free += std::min(lane.kv.free_blocks, partition.cap > used ? partition.cap - used : 0);
+      held += partition.held;
+      idle += partition.idle;
+      ema += partition.hit_rate_ema;
+      ++lanes;
+    }
+    const PartitionMetrics& out = metrics.partitions[p];
+    out.SetBlocks(free, held, idle);
+    if (lanes > 0) out.hit_rate->Set(ema / lanes);
   }
 }
 

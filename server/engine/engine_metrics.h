@@ -2,7 +2,7 @@
 // EngineMetrics: what the engine's events mean in metrics. Engine thread only. Does nothing without
 // a Metrics, and nothing while the engine warms up, so that start-up work is not counted as
 // service.
-#include <vector>
+#include <map>
 
 #include "engine/engine.h"
 #include "metrics/metrics.h"
@@ -12,15 +12,19 @@ namespace saccade {
 
 class EngineMetrics {
  public:
-  EngineMetrics(Metrics* metrics, size_t num_models) : metrics_(metrics), seen_(num_models) {}
+  explicit EngineMetrics(Metrics* metrics) : metrics_(metrics) {}
 
+  // `model` may be null when there is no Metrics.
+  void AddModel(ModelId id, ModelMetrics* model) { models_[id].metrics = model; }
+  // Its gauges fall to what other loads of its name have.
+  void RemoveModel(ModelId id);
   void SetWorkerUp(WorkerId id, bool up);
   void Admitted(ClassId klass, bool counted);
   void Rejected(ClassId klass, Reason reason, bool counted);
   void StepDone(const StepPlan& plan, const StepResult& result, bool counted);
   void Finished(const ActRequest& request, const absl::Status& status, const ActResult& result,
                 bool counted);
-  // Cache gauges and counters, summed over the workers of each model.
+  // Gauges and counters of classes and caches, the latter summed over the workers of each name.
   void SetSchedulerStats(const SchedulerStats& stats);
 
  private:
@@ -31,8 +35,14 @@ class EngineMetrics {
     uint64_t embedding_hits = 0;
     uint64_t embedding_misses = 0;
   };
+  struct Model {
+    ModelMetrics* metrics = nullptr;
+    Seen seen;
+  };
+  void SetCaches(ModelMetrics& metrics, const SchedulerStats& stats);
+
   Metrics* metrics_;
-  std::vector<Seen> seen_;
+  std::map<ModelId, Model> models_;
 };
 
 }  // namespace saccade

@@ -1,6 +1,7 @@
 #include "engine/recorder.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -87,8 +88,11 @@ RecentWork Recorder::Recent() const {
 
 std::string ChromeTrace(const RecentWork& recent, const Engine& engine, TimePoint epoch) {
   const auto since = [epoch](TimePoint time) { return ToMicros(time - epoch).count(); };
-  const auto model = [&engine](ModelId id) -> std::string_view {
-    return engine.models()[static_cast<size_t>(id.value())].name;
+  auto model = [&engine,
+                names = std::map<ModelId, std::string>()](ModelId id) mutable -> std::string_view {
+    const auto [it, added] = names.try_emplace(id);
+    if (added) it->second = engine.ModelName(id);
+    return it->second;
   };
   std::vector<std::string> events = {RowName("process_name", 1, 0, "workers"),
                                      RowName("process_name", 2, 0, "sessions")};

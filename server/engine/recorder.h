@@ -16,6 +16,9 @@ class Recorder {
  public:
   static constexpr size_t kSteps = 4096;
   static constexpr size_t kRequests = 1024;
+  // Its rings when they are full.
+  static constexpr size_t kBytes =
+      2 * (kSteps * sizeof(StepRecord) + kRequests * sizeof(RequestRecord));
 
   void Step(const StepPlan& plan, const StepResult& result);
   // A request that ended, or was refused (`result` is null then, and when it failed).

@@ -8,17 +8,10 @@ namespace saccade {
 
 Worker::Worker(const Clock& clock, OnDone on_done) : clock_(clock), on_done_(std::move(on_done)) {}
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Backend& backend,
-                                                      std::span<const ModelOnWorker> models,
-                                                      const Clock& clock, OnDone on_done) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Backend& backend, const Clock& clock,
+                                                      OnDone on_done) {
   auto worker = std::unique_ptr<Worker>(new Worker(clock, std::move(on_done)));
   ASSIGN_OR_RETURN(worker->stream_, backend.NewStream());
-  for (const ModelOnWorker& m : models) {
-    const auto index = static_cast<size_t>(m.id.value());
-    if (worker->models_.size() <= index) worker->models_.resize(index + 1);
-    ASSIGN_OR_RETURN(worker->models_[index],
-                     DeviceModel::Create(backend, *worker->stream_, *m.model, m.options));
-  }
   worker->thread_ = std::thread([w = worker.get()] { w->Loop(); });
   return worker;
 }
@@ -29,8 +22,8 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Worker::Submit(const StepPlan* plan) {
-  slots_[submitted_++ % 2].store(plan, std::memory_order_release);  // empty by contract
+void Worker::Submit(const WorkerStep* step) {
+  slots_[submitted_++ % 2].store(step, std::memory_order_release);  // empty by contract
   wakeup_.Notify();
 }
 
@@ -47,24 +40,19 @@ void Worker::Loop() {
   uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();
-    const StepPlan* plan = slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel);
-    if (plan == nullptr) {
+    const WorkerStep* step = slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel);
+    if (step == nullptr) {
       wakeup_.WaitUntil(epoch, kNever);
       continue;
     }
     ++taken;
     StepResult result;
-    result.id = plan->id;
+    result.id = step->plan.id;
     result.started = clock_.Now();
-    const auto index = static_cast<size_t>(plan->model.value());
-    if (index < models_.size() && models_[index] != nullptr) {
-      result.status = models_[index]->Run(*plan, result.tokens);
-    } else {
-      result.status = absl::InternalError("the step's model is not on this worker");
-    }
+    result.status = step->model->Run(step->plan, result.tokens);
     result.finished = clock_.Now();
     const bool more = slots_[taken % 2].load(std::memory_order_relaxed) != nullptr;
-    on_done_(*plan, std::move(result), more);
+    on_done_(step->plan, std::move(result), more);
   }
 }
 

@@ -1,14 +1,12 @@
 #pragma once
-// Worker: one thread that owns one backend: its stream, scratch and the bytes of its caches. It is
-// given at most two steps, the one that runs and the next; the engine may take back one that has
+// Worker: one thread that owns one backend's stream. It is given at most two steps, the one that
+// runs and the next, each with the device side of its model; the engine may take back one that has
 // not started.
 #include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <span>
 #include <thread>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -19,26 +17,26 @@
 
 namespace saccade {
 
+// A step and where it runs. While a worker has it, what `model` names is the worker's.
+struct WorkerStep {
+  StepPlan plan;
+  std::shared_ptr<DeviceModel> model;
+};
+
 class Worker {
  public:
   // Called on the worker thread after every step of `plan`. `more`: the next one waits already.
   using OnDone = std::function<void(const StepPlan& plan, StepResult result, bool more)>;
-  struct ModelOnWorker {
-    ModelId id;
-    const Model* model = nullptr;
-    DeviceModelOptions options;
-  };
-
-  // Allocates all device memory, then starts the thread. The backend, models and clock outlive the
-  // worker.
-  static absl::StatusOr<std::unique_ptr<Worker>> Start(Backend& backend,
-                                                       std::span<const ModelOnWorker> models,
-                                                       const Clock& clock, OnDone on_done);
+  // The backend and the clock outlive the worker.
+  static absl::StatusOr<std::unique_ptr<Worker>> Start(Backend& backend, const Clock& clock,
+                                                       OnDone on_done);
   ~Worker();  // finishes the running step, drops a queued one
 
-  // By the holder of the engine's turn. At most two steps may be unfinished. The plan is borrowed:
+  // What device models of this worker are made with.
+  Stream& stream() { return *stream_; }
+  // By the holder of the engine's turn. At most two steps may be unfinished. The step is borrowed:
   // it lives until OnDone, Revoke or destruction.
-  void Submit(const StepPlan* plan);
+  void Submit(const WorkerStep* step);
   // By the holder of the engine's turn. True when the step submitted last had not started: it never
   // will.
   bool Revoke();
@@ -50,11 +48,9 @@ class Worker {
   const Clock& clock_;
   const OnDone on_done_;
   std::unique_ptr<Stream> stream_;
-  std::vector<std::unique_ptr<DeviceModel>>
-      models_;  // by ModelId; null where the model is elsewhere
   // Step i passes through slot i % 2: the engine puts it there (and may take it back), the worker
   // takes it out.
-  std::array<std::atomic<const StepPlan*>, 2> slots_{};
+  std::array<std::atomic<const WorkerStep*>, 2> slots_{};
   uint64_t submitted_ = 0;  // by the holder of the engine's turn
   std::atomic<bool> stopping_{false};
   Wakeup wakeup_;

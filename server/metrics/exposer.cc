@@ -11,16 +11,18 @@ class MetricsExposer::Server {
  public:
   // Few threads and a short timeout: a peer that connects and sends nothing holds a thread for that
   // long.
-  Server(const std::string& address, std::shared_ptr<prometheus::Registry> registry)
-      : registry_(std::move(registry)),
+  Server(const std::string& address,
+         std::vector<std::shared_ptr<prometheus::Collectable>> collectables)
+      : collectables_(std::move(collectables)),
         exposer_(std::vector<std::string>{"listening_ports", address, "num_threads", "4",
                                           "request_timeout_ms", "2000"}) {
-    exposer_.RegisterCollectable(registry_);
+    for (const auto& collectable : collectables_) exposer_.RegisterCollectable(collectable);
   }
   std::vector<int> ports() const { return exposer_.GetListeningPorts(); }
 
  private:
-  std::shared_ptr<prometheus::Registry> registry_;  // the exposer keeps only a weak reference
+  // The exposer keeps only weak references.
+  std::vector<std::shared_ptr<prometheus::Collectable>> collectables_;
   prometheus::Exposer exposer_;
 };
 
@@ -31,7 +33,7 @@ MetricsExposer::~MetricsExposer() = default;
 absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
                                                                       const Metrics& metrics) {
   try {
-    auto server = std::make_unique<Server>(address, metrics.registry());
+    auto server = std::make_unique<Server>(address, metrics.collectables());
     const std::vector<int> ports = server->ports();
     if (ports.empty()) return absl::UnavailableError(StrCat("metrics: cannot listen on ", address));
     return std::unique_ptr<MetricsExposer>(new MetricsExposer(std::move(server), ports.front()));

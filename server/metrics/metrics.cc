@@ -3,7 +3,9 @@
 #include <prometheus/text_serializer.h>
 
 #include <map>
+#include <utility>
 
+#include "base/process.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -67,7 +69,7 @@ PerReason<Counter> ByReason(Family<Counter>& family, Labels labels) {
   return counters;
 }
 
-std::vector<ClassMetrics> MakeClasses(Maker& make, const std::vector<std::string>& names) {
+std::vector<ClassMetrics> MakeClasses(Maker& make, const MetricsOptions& options) {
   auto& admitted =
       make.Counters("saccade_requests_admitted_total", "Act requests admitted, by latency class.");
   auto& rejected = make.Counters("saccade_requests_rejected_total",
@@ -83,10 +85,20 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const std::vector<std::string
                                 "From the arrival of an act request to its first model step.");
   auto& end_to_end = make.Histograms("saccade_end_to_end_seconds",
                                      "From the arrival of an act request to its last answer.");
+  auto& queued =
+      make.Gauges("saccade_requests_queued", "Admitted act requests without a step yet.");
+  auto& running =
+      make.Gauges("saccade_requests_running", "Admitted act requests that have had a step.");
+  auto& deadline = make.Gauges("saccade_class_deadline_seconds",
+                               "Deadline of a request that brings none of its own; 0: none.");
   std::vector<ClassMetrics> classes;
-  for (const std::string& name : names) {
-    const Labels labels = {{"class", name}};
+  for (size_t i = 0; i < options.classes.size(); ++i) {
+    const Labels labels = {{"class", options.classes[i]}};
+    deadline.Add(labels).Set(i < options.class_deadlines_s.size() ? options.class_deadlines_s[i]
+                                                                  : 0);
     ClassMetrics& c = classes.emplace_back();
+    c.queued = &queued.Add(labels);
+    c.running = &running.Add(labels);
     c.admitted = &admitted.Add(labels);
     c.rejected = ByReason(rejected, labels);
     c.met = &met.Add(labels);
@@ -98,80 +110,123 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const std::vector<std::string
   return classes;
 }
 
-void MakePartitions(Maker& make, const std::vector<std::string>& names,
-                    std::vector<ModelMetrics>& models) {
-  auto& blocks = make.Gauges(
-      "saccade_kv_blocks",
-      "K/V blocks of a partition: free to take, held by sequences, or idle in the cache.");
-  auto& hits =
-      make.Counters("saccade_kv_hit_tokens_total", "Prompt tokens whose K/V were in the cache.");
-  auto& misses =
-      make.Counters("saccade_kv_miss_tokens_total", "Prompt tokens whose K/V had to be computed.");
-  auto& ratio = make.Gauges("saccade_kv_hit_ratio",
-                            "Moving average of the hit rate per lookup (0.9 old, 0.1 new).");
-  auto& evicted = make.Counters("saccade_kv_evicted_blocks_total",
-                                "Cached K/V blocks that lost their content.");
-  for (size_t i = 0; i < names.size(); ++i) {
-    for (size_t m = 0; m < kModalities; ++m) {
-      const Labels labels = {{"model", names[i]}, {"partition", std::string(kModalityNames[m])}};
-      const auto with = [&](const char* key, std::string_view value) {
-        Labels more = labels;
-        more[key] = std::string(value);
-        return more;
-      };
-      PartitionMetrics& p = models[i].partitions[m];
-      p.free_blocks = &blocks.Add(with("state", "free"));
-      p.held_blocks = &blocks.Add(with("state", "held"));
-      p.idle_blocks = &blocks.Add(with("state", "idle"));
-      p.hit_tokens = &hits.Add(labels);
-      p.miss_tokens = &misses.Add(labels);
-      p.hit_rate = &ratio.Add(labels);
-      for (size_t r = 0; r < kEvictionReasons; ++r) {
-        p.evictions[r] = &evicted.Add(with("reason", kEvictionReasonNames[r]));
-      }
-    }
-  }
+Labels With(Labels labels, const char* key, std::string_view value) {
+  labels[key] = std::string(value);
+  return labels;
 }
 
-std::vector<ModelMetrics> MakeModels(Maker& make, const std::vector<std::string>& names) {
-  std::vector<ModelMetrics> models(names.size());
-  MakePartitions(make, names, models);
-  auto& predicted = make.Histograms("saccade_step_predicted_seconds",
-                                    "Predicted time of a model step, by what it holds.");
-  auto& taken = make.Histograms("saccade_step_taken_seconds",
-                                "Measured time of a model step, by what it holds.");
-  auto& sequences =
-      make.Histograms("saccade_batch_sequences", "Sequences batched in one model step.");
-  auto& rows = make.Histograms("saccade_batch_rows", "Token rows batched in one model step.");
-  auto& sessions = make.Gauges("saccade_sessions", "Open sessions.");
-  auto& received = make.Counters("saccade_frames_received_total", "Camera frames received.");
-  auto& superseded =
-      make.Counters("saccade_frames_superseded_total",
-                    "Camera frames replaced by a newer one before a request used them.");
-  auto& stale = make.Counters("saccade_frames_stale_total",
-                              "Camera frames refused as older than the one in place.");
-  auto& rejected =
-      make.Counters("saccade_frames_rejected_total", "Camera frames refused, by reason.");
-  auto& age =
-      make.Histograms("saccade_frame_age_seconds",
-                      "Age of the oldest frame behind an action when the action was ready.");
-  auto& cache_hits = make.Counters("saccade_vision_cache_hits_total",
-                                   "Frames whose vision embeddings were in the cache.");
-  auto& cache_misses =
-      make.Counters("saccade_vision_cache_misses_total", "Frames that had to be encoded.");
-  auto& invalid = make.Counters("saccade_invalid_action_tokens_total",
-                                "Decoded tokens outside the action range.");
-  auto& non_finite =
-      make.Counters("saccade_non_finite_total", "Requests failed because of NaN or Inf.");
-  for (size_t i = 0; i < names.size(); ++i) {
-    const Labels labels = {{"model", names[i]}};
-    ModelMetrics& m = models[i];
+// What a scrape reads of the process and its memory, by the names that other exporters use too.
+class LiveCollector final : public prometheus::Collectable {
+ public:
+  explicit LiveCollector(const MemoryBudget* memory) : memory_(memory) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    using prometheus::MetricType;
+    const ProcessUse use = ReadProcessUse();
+    std::vector<prometheus::MetricFamily> families = {
+        Family("process_resident_memory_bytes", "Resident memory size in bytes.", MetricType::Gauge,
+               static_cast<double>(use.resident_bytes)),
+        Family("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
+               MetricType::Counter, use.cpu_seconds),
+        Family("process_open_fds", "Number of open file descriptors.", MetricType::Gauge,
+               static_cast<double>(use.open_fds)),
+        Family("process_start_time_seconds",
+               "Start time of the process since unix epoch in seconds.", MetricType::Gauge,
+               use.start_time_seconds)};
+    if (memory_ == nullptr) return families;
+    families.push_back(Family("saccade_memory_limit_bytes", "The memory budget of the process.",
+                              MetricType::Gauge, static_cast<double>(memory_->limit())));
+    prometheus::MetricFamily held{"saccade_memory_held_bytes",
+                                  "Bytes of the memory budget that are held, by what for.",
+                                  MetricType::Gauge,
+                                  {}};
+    for (size_t k = 0; k < kMemoryKinds; ++k) {
+      prometheus::ClientMetric metric;
+      metric.label = {{"kind", std::string(kMemoryKindNames[k])}};
+      metric.gauge.value = static_cast<double>(memory_->held(static_cast<MemoryKind>(k)));
+      held.metric.push_back(std::move(metric));
+    }
+    families.push_back(std::move(held));
+    return families;
+  }
+
+ private:
+  static prometheus::MetricFamily Family(const char* name, const char* help,
+                                         prometheus::MetricType type, double value) {
+    prometheus::ClientMetric metric;
+    (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    return {name, help, type, {metric}};
+  }
+  const MemoryBudget* const memory_;
+};
+
+}  // namespace
+
+// Families whose label is the model; a name's series are added when it is first served.
+struct Metrics::ModelFamilies {
+  explicit ModelFamilies(Maker make)
+      : blocks(make.Gauges(
+            "saccade_kv_blocks",
+            "K/V blocks of a partition: free to take, held by sequences, or idle in the cache.")),
+        hits(make.Counters("saccade_kv_hit_tokens_total",
+                           "Prompt tokens whose K/V were in the cache.")),
+        misses(make.Counters("saccade_kv_miss_tokens_total",
+                             "Prompt tokens whose K/V had to be computed.")),
+        ratio(make.Gauges("saccade_kv_hit_ratio",
+                          "Moving average of the hit rate per lookup (0.9 old, 0.1 new).")),
+        evicted(make.Counters("saccade_kv_evicted_blocks_total",
+                              "Cached K/V blocks that lost their content.")),
+        predicted(make.Histograms("saccade_step_predicted_seconds",
+                                  "Predicted time of a model step, by what it holds.")),
+        taken(make.Histograms("saccade_step_taken_seconds",
+                              "Measured time of a model step, by what it holds.")),
+        sequences(
+            make.Histograms("saccade_batch_sequences", "Sequences batched in one model step.")),
+        rows(make.Histograms("saccade_batch_rows", "Token rows batched in one model step.")),
+        loaded(make.Gauges("saccade_model_loads", "Loads of a model that take requests now.")),
+        sessions(make.Gauges("saccade_sessions", "Open sessions.")),
+        received(make.Counters("saccade_frames_received_total", "Camera frames received.")),
+        superseded(
+            make.Counters("saccade_frames_superseded_total",
+                          "Camera frames replaced by a newer one before a request used them.")),
+        stale(make.Counters("saccade_frames_stale_total",
+                            "Camera frames refused as older than the one in place.")),
+        rejected(
+            make.Counters("saccade_frames_rejected_total", "Camera frames refused, by reason.")),
+        age(make.Histograms("saccade_frame_age_seconds",
+                            "Age of the oldest frame behind an action when the action was ready.")),
+        cache_hits(make.Counters("saccade_vision_cache_hits_total",
+                                 "Frames whose vision embeddings were in the cache.")),
+        cache_misses(
+            make.Counters("saccade_vision_cache_misses_total", "Frames that had to be encoded.")),
+        invalid(make.Counters("saccade_invalid_action_tokens_total",
+                              "Decoded tokens outside the action range.")),
+        non_finite(
+            make.Counters("saccade_non_finite_total", "Requests failed because of NaN or Inf.")) {}
+
+  ModelMetrics Make(const std::string& name) {
+    const Labels labels = {{"model", name}};
+    ModelMetrics m;
+    for (size_t i = 0; i < kModalities; ++i) {
+      const Labels of_part = With(labels, "partition", kModalityNames[i]);
+      PartitionMetrics& p = m.partitions[i];
+      p.free_blocks = &blocks.Add(With(of_part, "state", "free"));
+      p.held_blocks = &blocks.Add(With(of_part, "state", "held"));
+      p.idle_blocks = &blocks.Add(With(of_part, "state", "idle"));
+      p.hit_tokens = &hits.Add(of_part);
+      p.miss_tokens = &misses.Add(of_part);
+      p.hit_rate = &ratio.Add(of_part);
+      for (size_t r = 0; r < kEvictionReasons; ++r) {
+        p.evictions[r] = &evicted.Add(With(of_part, "reason", kEvictionReasonNames[r]));
+      }
+    }
     for (size_t k = 0; k < kStepKinds; ++k) {
-      const Labels with_kind = {{"model", names[i]}, {"kind", std::string(kStepKindNames[k])}};
+      const Labels with_kind = With(labels, "kind", kStepKindNames[k]);
       m.steps[k] = {&predicted.Add(with_kind, kStepSeconds), &taken.Add(with_kind, kStepSeconds)};
     }
     m.batch_sequences = &sequences.Add(labels, kSequences);
     m.batch_rows = &rows.Add(labels, kRows);
+    m.loads = &loaded.Add(labels);
     m.sessions = &sessions.Add(labels);
     m.frames_received = &received.Add(labels);
     m.frames_superseded = &superseded.Add(labels);
@@ -182,11 +237,37 @@ std::vector<ModelMetrics> MakeModels(Maker& make, const std::vector<std::string>
     m.vision_cache_misses = &cache_misses.Add(labels);
     m.invalid_action_tokens = &invalid.Add(labels);
     m.non_finite = &non_finite.Add(labels);
+    return m;
   }
-  return models;
-}
 
-}  // namespace
+  Family<Gauge>& blocks;
+  Family<Counter>& hits;
+  Family<Counter>& misses;
+  Family<Gauge>& ratio;
+  Family<Counter>& evicted;
+  Family<Histogram>& predicted;
+  Family<Histogram>& taken;
+  Family<Histogram>& sequences;
+  Family<Histogram>& rows;
+  Family<Gauge>& loaded;
+  Family<Gauge>& sessions;
+  Family<Counter>& received;
+  Family<Counter>& superseded;
+  Family<Counter>& stale;
+  Family<Counter>& rejected;
+  Family<Histogram>& age;
+  Family<Counter>& cache_hits;
+  Family<Counter>& cache_misses;
+  Family<Counter>& invalid;
+  Family<Counter>& non_finite;
+};
+
+ModelMetrics& Metrics::model(const std::string& name) {
+  const std::lock_guard lock(models_mu_);
+  const auto it = models_.find(name);
+  return it != models_.end() ? it->second
+                             : models_.emplace(name, families_->Make(name)).first->second;
+}
 
 void PartitionMetrics::RecordLookup(uint64_t hit, uint64_t miss) {
   if (hit + miss == 0) return;
@@ -208,10 +289,13 @@ void ModelMetrics::RecordStep(StepKind kind, std::chrono::microseconds predicted
 }
 
 Metrics::Metrics(const MetricsOptions& options)
-    : registry_(std::make_shared<prometheus::Registry>()), backend_names_(options.backends) {
+    : registry_(std::make_shared<prometheus::Registry>()),
+      live_(std::make_shared<LiveCollector>(options.memory)),
+      backend_names_(options.backends) {
   Maker make(*registry_);
-  classes_ = MakeClasses(make, options.classes);
-  models_ = MakeModels(make, options.models);
+  classes_ = MakeClasses(make, options);
+  families_ = std::make_unique<ModelFamilies>(make);
+  for (const std::string& name : options.models) model(name);
   auto& worker_up =
       make.Gauges("saccade_worker_up", "1 while the worker of this backend takes steps.");
   for (const std::string& name : options.backends)
@@ -228,6 +312,8 @@ Metrics::Metrics(const MetricsOptions& options)
                {});
 }
 
+Metrics::~Metrics() = default;
+
 void Metrics::SetBackendInfo(WorkerId id, std::string_view kind, std::string_view description) {
   backend_info_
       ->Add({{"backend", backend_names_[static_cast<size_t>(id.value())]},
@@ -237,7 +323,12 @@ void Metrics::SetBackendInfo(WorkerId id, std::string_view kind, std::string_vie
 }
 
 std::string Metrics::Serialize() const {
-  return prometheus::TextSerializer().Serialize(registry_->Collect());
+  std::vector<prometheus::MetricFamily> families;
+  for (const auto& collectable : collectables()) {
+    for (prometheus::MetricFamily& family : collectable->Collect())
+      families.push_back(std::move(family));
+  }
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace saccade

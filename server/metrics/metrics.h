@@ -1,10 +1,13 @@
 #pragma once
 // Every metric the server exports, as one struct of cached handles. Label values come from enums
-// and from configured names only, never from a client, so the number of series is fixed at start.
+// and from names of classes, backends and models, of which there are few: whoever names a new model
+// bounds them. A model's series stay when it is unloaded, so that its counters go on with the next
+// load.
 // Recording is an atomic add (histograms: an uncontended lock), with no label lookup. Names, labels
 // and units are listed in README.md beside this file.
 //
 // Thread rules: any thread may use any handle; methods say who may call them.
+#include <prometheus/collectable.h>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
@@ -13,12 +16,15 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/ids.h"
+#include "base/memory_budget.h"
 #include "base/modality.h"
 #include "base/policy.h"
 #include "base/status.h"
@@ -39,6 +45,8 @@ struct ClassMetrics {
   prometheus::Counter* met = nullptr;         // answered before its deadline, or without one
   prometheus::Counter* missed = nullptr;      // admitted, but answered late or expired
   PerReason<prometheus::Counter> failed{};  // admitted, ended without an answer for another reason
+  prometheus::Gauge* queued = nullptr;      // admitted, no step yet
+  prometheus::Gauge* running = nullptr;     // in a step, or between two of them
   prometheus::Histogram* queue_seconds = nullptr;       // arrival to the start of its first step
   prometheus::Histogram* end_to_end_seconds = nullptr;  // arrival to its last answer
 
@@ -80,6 +88,7 @@ struct ModelMetrics {
   std::array<StepMetrics, kStepKinds> steps;             // by StepKind
   prometheus::Histogram* batch_sequences = nullptr;      // sequences of one step
   prometheus::Histogram* batch_rows = nullptr;           // token rows of one step
+  prometheus::Gauge* loads = nullptr;                    // that take requests now
   prometheus::Gauge* sessions = nullptr;                 // open now
   prometheus::Counter* frames_received = nullptr;
   prometheus::Counter* frames_superseded =
@@ -108,19 +117,23 @@ struct BackendMetrics {
 
 struct MetricsOptions {
   std::string version;
-  std::vector<std::string> classes;   // configured names, by ClassId
-  std::vector<std::string> models;    // by ModelId
-  std::vector<std::string> backends;  // by WorkerId
+  std::vector<std::string> classes;       // configured names, by ClassId
+  std::vector<double> class_deadlines_s;  // of the same; 0 or absent: none
+  std::vector<std::string> models;        // whose series are there from the start
+  std::vector<std::string> backends;      // by WorkerId
+  const MemoryBudget* memory = nullptr;   // may be null; outlives the Metrics
 };
 
 class Metrics {
  public:
   explicit Metrics(const MetricsOptions& options);
+  ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
   ClassMetrics& klass(ClassId id) { return classes_[static_cast<size_t>(id.value())]; }
-  ModelMetrics& model(ModelId id) { return models_[static_cast<size_t>(id.value())]; }
+  // Made on first use, then for ever at this address. Any thread.
+  ModelMetrics& model(const std::string& name);
   BackendMetrics& backend(WorkerId id) { return backends_[static_cast<size_t>(id.value())]; }
 
   prometheus::Gauge* streams = nullptr;  // open Session streams, opened or not
@@ -135,13 +148,20 @@ class Metrics {
 
   // The Prometheus text exposition of everything.
   std::string Serialize() const;
-  std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
+  // Everything; outlives no Metrics.
+  std::vector<std::shared_ptr<prometheus::Collectable>> collectables() const {
+    return {registry_, live_};
+  }
 
  private:
+  struct ModelFamilies;
   std::shared_ptr<prometheus::Registry> registry_;
+  std::shared_ptr<prometheus::Collectable> live_;  // read when asked: process and memory
   std::vector<std::string> backend_names_;
   std::vector<ClassMetrics> classes_;
-  std::vector<ModelMetrics> models_;
+  std::mutex models_mu_;
+  std::unique_ptr<ModelFamilies> families_;
+  std::map<std::string, ModelMetrics> models_;  // by name; a map keeps addresses
   std::vector<BackendMetrics> backends_;
   prometheus::Family<prometheus::Gauge>* backend_info_ = nullptr;
 };

@@ -26,7 +26,7 @@ v1::GetRecentResponse RecentRequestsOf(const RecentWork& recent, const Engine& e
     v1::RecentRequest& out = *response.add_requests();
     out.set_request_id(record.id.value());
     out.set_session_id(record.session.value());
-    out.set_model(engine.models()[static_cast<size_t>(record.model.value())].name);
+    out.set_model(engine.ModelName(record.model));
     out.set_latency_class(engine.classes()[static_cast<size_t>(record.klass.value())].name);
     out.set_arrival_us(Us(epoch, record.arrival));
     if (record.deadline != kNever) out.set_deadline_us(Us(record.arrival, record.deadline));
@@ -45,11 +45,23 @@ v1::GetRecentResponse RecentRequestsOf(const RecentWork& recent, const Engine& e
   return response;
 }
 
+v1::GetMemoryResponse MemoryOf(const MemoryBudget& memory) {
+  v1::GetMemoryResponse response;
+  response.set_limit_bytes(memory.limit());
+  response.set_held_bytes(memory.held());
+  for (size_t k = 0; k < kMemoryKinds; ++k) {
+    v1::MemoryUse& use = *response.add_kinds();
+    use.set_kind(std::string(kMemoryKindNames[k]));
+    use.set_held_bytes(memory.held(static_cast<MemoryKind>(k)));
+  }
+  return response;
+}
+
 v1::GetCacheResponse CachesOf(const SchedulerStats& stats, const Engine& engine) {
   v1::GetCacheResponse response;
   for (const SchedulerStats::Lane& lane : stats.lanes) {
     v1::CacheState& out = *response.add_caches();
-    out.set_model(engine.models()[static_cast<size_t>(lane.model.value())].name);
+    out.set_model(engine.ModelName(lane.model));
     out.set_worker(static_cast<uint32_t>(lane.worker.value()));
     out.set_total_blocks(lane.kv.num_blocks);
     out.set_free_blocks(lane.kv.free_blocks);

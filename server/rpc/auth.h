@@ -33,10 +33,17 @@ inline constexpr std::string_view kGetStatus = "/saccade.v1.Server/GetStatus";
 inline constexpr std::string_view kGetRecent = "/saccade.v1.Admin/GetRecent";
 inline constexpr std::string_view kGetTrace = "/saccade.v1.Admin/GetTrace";
 inline constexpr std::string_view kGetCache = "/saccade.v1.Admin/GetCache";
+inline constexpr std::string_view kLoadModel = "/saccade.v1.Admin/LoadModel";
+inline constexpr std::string_view kUnloadModel = "/saccade.v1.Admin/UnloadModel";
+inline constexpr std::string_view kReloadModel = "/saccade.v1.Admin/ReloadModel";
+inline constexpr std::string_view kGetLimits = "/saccade.v1.Admin/GetLimits";
+inline constexpr std::string_view kSetLimits = "/saccade.v1.Admin/SetLimits";
+inline constexpr std::string_view kGetMemory = "/saccade.v1.Admin/GetMemory";
 inline constexpr std::string_view kDrain = "/saccade.v1.Admin/Drain";
-inline constexpr std::array kCheckedByHandler = {kSession,  kPredict,   kListModels,
-                                                 kGetModel, kGetStatus, kGetRecent,
-                                                 kGetTrace, kGetCache,  kDrain};
+inline constexpr std::array kCheckedByHandler = {kSession,   kPredict,     kListModels,  kGetModel,
+                                                 kGetStatus, kGetRecent,   kGetTrace,    kGetCache,
+                                                 kLoadModel, kUnloadModel, kReloadModel, kGetLimits,
+                                                 kSetLimits, kGetMemory,   kDrain};
 }  // namespace method
 
 Access AccessOf(std::string_view method);

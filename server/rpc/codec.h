@@ -37,6 +37,7 @@ struct ActInfo {
   const v1::ActionSpace* action_space = nullptr;
   std::shared_ptr<const Observation> observation;
   const ModelSpec* spec = nullptr;
+  std::shared_ptr<const SessionModel> model;  // keeps alive what the views above are of
 };
 // All but decode_us, which is of frames.
 void SetTimings(const Timings& timings, v1::Timings& out);

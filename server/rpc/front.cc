@@ -26,8 +26,27 @@ absl::Status Front::Authorize(std::string_view method,
   return status;
 }
 
+absl::StatusOr<MemoryHold> Front::AdmitMessage(size_t bytes) const {
+  ErrorInfo info;
+  const std::shared_ptr<Serving> service = this->service();
+  if (service != nullptr && bytes > service->settings()->limits.max_message_bytes()) {
+    info.reason = Reason::kRateLimited;
+    return MakeError(absl::StatusCode::kResourceExhausted,
+                     StrCat("the message has ", bytes, " bytes, the limit is ",
+                            service->settings()->limits.max_message_bytes()),
+                     info);
+  }
+  absl::StatusOr<MemoryHold> hold = MemoryBudget::Hold(memory_, MemoryKind::kMessages, bytes);
+  if (hold.ok()) return hold;
+  info.reason = Reason::kOutOfMemory;
+  info.retry_after = std::chrono::milliseconds(100);
+  return MakeError(hold.status().code(), FromAbsl(hold.status().message()), info);
+}
+
 absl::Status Front::TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
-  const double limit = config_.limits.pixels_per_s;
+  const std::shared_ptr<Serving> service = this->service();
+  const double limit =
+      service == nullptr ? config_.limits.pixels_per_s : service->settings()->limits.pixels_per_s();
   if (limit <= 0) return absl::OkStatus();
   const std::optional<Micros> wait =
       predict_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
@@ -71,9 +90,20 @@ v1::GetStatusResponse Front::Status() const {
   const std::shared_ptr<Serving> service = this->service();
   if (service == nullptr) return status;
   status.set_sessions(service->sessions().open());
-  for (const v1::Model& model : service->models()) status.add_models(model.name());
+  *status.mutable_limits() = service->settings()->limits;
+  for (const auto& model : service->models()) status.add_models(model->name);
   for (const v1::LatencyClass& klass : service->classes()) *status.add_classes() = klass;
   return status;
+}
+
+absl::StatusOr<v1::LiveLimits> Front::SetLimits(const v1::LiveLimits& changes) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Serving> service, Loaded());
+  const std::lock_guard lock(limits_mu_);
+  Config config = service->settings()->config;
+  RETURN_IF_ERROR(ApplyLimits(changes, config_, config));
+  service->SetConfig(config);
+  predict_pixels_.SetRate(std::max(1.0, config.limits.pixels_per_s), clock_.Now());
+  return LiveLimitsOf(config);
 }
 
 std::shared_ptr<FairExecutor::Account> Front::AccountOf(const std::string& peer) {

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 
@@ -65,6 +66,14 @@ std::optional<Micros> PeerBuckets::WaitFor(const std::string& address, TimePoint
   const std::lock_guard lock(mu_);
   TokenBucket* bucket = FindLocked(address, now, false);
   return bucket == nullptr ? std::nullopt : bucket->WaitFor(now, amount);
+}
+
+void PeerBuckets::SetRate(double per_second, TimePoint now) {
+  const std::lock_guard lock(mu_);
+  per_second_ = per_second;
+  burst_ = std::max(1.0, per_second);
+  for (auto& [peer, bucket] : buckets_) bucket.SetRate(per_second, now);
+  if (others_) others_->SetRate(per_second, now);
 }
 
 size_t PeerBuckets::peers() const {

@@ -31,14 +31,16 @@ class PeerBuckets {
   std::optional<Micros> Take(const std::string& address, TimePoint now, double amount = 1.0);
   std::optional<Micros> WaitFor(const std::string& address, TimePoint now, double amount = 1.0);
   size_t peers() const;
+  // Of every peer, from now on; the burst is one second's worth.
+  void SetRate(double per_second, TimePoint now);
 
  private:
   // Null: nothing was ever taken, and `create` is false.
   TokenBucket* FindLocked(const std::string& address, TimePoint now, bool create);
 
-  const double per_second_;
-  const double burst_;
   mutable std::mutex mu_;
+  double per_second_;
+  double burst_;
   std::unordered_map<std::string, TokenBucket> buckets_;
   std::optional<TokenBucket> others_;
   TimePoint next_sweep_{};

@@ -35,7 +35,7 @@ PredictCore::PredictCore(std::shared_ptr<Serving> service, SessionLease lease, D
 
 void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pixels,
                         const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
-                        TimePoint call_deadline) {
+                        TimePoint call_deadline, MemoryHold memory) {
   if (!request.ok()) {
     service_->CountRefused(request.status());
     Finish(request.status());
@@ -43,7 +43,8 @@ void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pix
   }
   service_->decoding().Run(
       account, Serving::DecodeSize(pixels),
-      [self = shared_from_this(), request = *std::move(request), received, call_deadline] {
+      [self = shared_from_this(), request = *std::move(request), received, call_deadline,
+       memory = std::make_shared<MemoryHold>(std::move(memory))] {
         if (self->cancelled()) {  // it went away while it waited
           self->Finish(absl::CancelledError("the call was cancelled"));
           return;

@@ -21,9 +21,10 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
 
   // A status when the bytes were no message. `call_deadline` is the call's own. `account`: of the
   // client's connection; the frames, of `pixels` together, are decoded on its share of time.
+  // `memory` is what holds the request's bytes.
   void Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pixels,
              const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
-             TimePoint call_deadline);
+             TimePoint call_deadline, MemoryHold memory = {});
   // The client is gone or the call's deadline passed.
   void OnCancelled();
   // The transport is gone; Done is not called any more.

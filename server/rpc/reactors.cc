@@ -13,6 +13,8 @@
 #include "base/strings.h"
 #include "engine/recorder.h"
 #include "rpc/admin.h"
+#include "rpc/live_limits.h"
+#include "rpc/model_admin.h"
 #include "rpc/predict_core.h"
 #include "rpc/session_core.h"
 #include "saccade/v1/admin.grpc.pb.h"
@@ -108,7 +110,15 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       return;
     }
     const TimePoint received = front_->clock().Now();
-    core_->OnMessage(Parse<v1::SessionRequest>(incoming_), received);
+    absl::StatusOr<MemoryHold> memory = front_->AdmitMessage(incoming_.Length());
+    if (!memory.ok()) {
+      incoming_.Clear();
+      core_->OnMessage(memory.status(), received);
+      return;
+    }
+    absl::StatusOr<v1::SessionRequest> message = Parse<v1::SessionRequest>(incoming_);
+    incoming_.Clear();  // gives the transport its memory back
+    core_->OnMessage(std::move(message), received, *std::move(memory));
   }
   void OnWriteDone(bool ok) override { core_->OnWriteDone(ok); }
   void OnCancel() override {
@@ -154,7 +164,9 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
       Finish(ToGrpc(lease.status()));
       return;
     }
-    absl::StatusOr<v1::PredictRequest> request = Parse<v1::PredictRequest>(bytes);
+    absl::StatusOr<MemoryHold> memory = front_->AdmitMessage(bytes.Length());
+    absl::StatusOr<v1::PredictRequest> request =
+        memory.ok() ? Parse<v1::PredictRequest>(bytes) : memory.status();
     const uint64_t pixels = request.ok() ? (*service)->PixelsToDecode(*request) : 0;
     if (request.ok()) {
       const absl::Status fits = front_->TakePredictPixels(peer, pixels, received);
@@ -170,7 +182,8 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
     core->Start(std::move(request), pixels, front_->AccountOf(peer), received,
-                DeadlineOf(*context_, front_->clock()));
+                DeadlineOf(*context_, front_->clock()),
+                memory.ok() ? *std::move(memory) : MemoryHold());
   }
 
   void OnCancel() override {
@@ -226,7 +239,7 @@ class ModelsService final : public v1::Models::CallbackService {
     }
     const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     if (service.ok()) {
-      for (const v1::Model& model : (*service)->models()) *response->add_models() = model;
+      for (const auto& model : (*service)->models()) *response->add_models() = model->proto;
     }
     return Reply(context, service.status());
   }
@@ -238,10 +251,9 @@ class ModelsService final : public v1::Models::CallbackService {
     }
     const absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
     if (!service.ok()) return Reply(context, service.status());
-    const absl::StatusOr<const SessionModel*> model =
-        (*service)->catalog().FindModel(request->name(), "name");
-    if (model.ok())
-      *response->mutable_model() = (*service)->models()[static_cast<size_t>((*model)->id.value())];
+    const absl::StatusOr<std::shared_ptr<const OfferedModel>> model =
+        (*service)->FindModel(request->name(), "name");
+    if (model.ok()) *response->mutable_model() = (*model)->proto;
     return Reply(context, model.status());
   }
 
@@ -265,7 +277,28 @@ class StatusService final : public v1::Server::CallbackService {
   const std::shared_ptr<Front> front_;
 };
 
-// Every call waits for one turn of the engine thread.
+// An answer that comes later, from any thread. A caller that is gone gets nothing.
+template <class Response>
+class LateReply final : public grpc::ServerUnaryReactor {
+ public:
+  // `write` fills the response of a good answer.
+  static std::pair<LateReply*, ModelAdmin::Done> Make(Response* response) {
+    auto* reactor = new LateReply(response);  // deletes itself in OnDone
+    return {reactor, [reactor](const absl::StatusOr<v1::Model>& model) {
+              if constexpr (requires { reactor->response_->mutable_model(); }) {
+                if (model.ok()) *reactor->response_->mutable_model() = *model;
+              }
+              reactor->Finish(ToGrpc(model.status()));
+            }};
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  explicit LateReply(Response* response) : response_(response) {}
+  Response* const response_;
+};
+
+// GetRecent, GetTrace and GetCache wait for one turn of the engine thread.
 class AdminService final : public v1::Admin::CallbackService {
  public:
   explicit AdminService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
@@ -301,6 +334,59 @@ class AdminService final : public v1::Admin::CallbackService {
           return absl::OkStatus();
         }));
   }
+  grpc::ServerUnaryReactor* LoadModel(grpc::CallbackServerContext* context,
+                                      const v1::LoadModelRequest* request,
+                                      v1::LoadModelResponse* response) override {
+    return Later(
+        *context, method::kLoadModel, response,
+        [&](ModelAdmin& models, ModelAdmin::Done done) { models.Load(*request, std::move(done)); });
+  }
+  grpc::ServerUnaryReactor* UnloadModel(grpc::CallbackServerContext* context,
+                                        const v1::UnloadModelRequest* request,
+                                        v1::UnloadModelResponse* response) override {
+    return Later(*context, method::kUnloadModel, response,
+                 [&](ModelAdmin& models, ModelAdmin::Done done) {
+                   models.Unload(*request, std::move(done));
+                 });
+  }
+  grpc::ServerUnaryReactor* ReloadModel(grpc::CallbackServerContext* context,
+                                        const v1::ReloadModelRequest* request,
+                                        v1::ReloadModelResponse* response) override {
+    return Later(*context, method::kReloadModel, response,
+                 [&](ModelAdmin& models, ModelAdmin::Done done) {
+                   models.Reload(*request, std::move(done));
+                 });
+  }
+  grpc::ServerUnaryReactor* GetLimits(grpc::CallbackServerContext* context,
+                                      const v1::GetLimitsRequest*,
+                                      v1::GetLimitsResponse* response) override {
+    const auto get = [&]() -> absl::Status {
+      RETURN_IF_ERROR(AuthorizeCall(*front_, *context, method::kGetLimits));
+      ASSIGN_OR_RETURN(const std::shared_ptr<Serving> service, front_->Loaded());
+      *response->mutable_limits() = LiveLimitsOf(service->settings()->config);
+      return absl::OkStatus();
+    };
+    return Reply(context, get());
+  }
+  grpc::ServerUnaryReactor* SetLimits(grpc::CallbackServerContext* context,
+                                      const v1::SetLimitsRequest* request,
+                                      v1::SetLimitsResponse* response) override {
+    const auto set = [&]() -> absl::Status {
+      RETURN_IF_ERROR(AuthorizeCall(*front_, *context, method::kSetLimits));
+      ASSIGN_OR_RETURN(*response->mutable_limits(), front_->SetLimits(request->limits()));
+      LogInfo("limits changed",
+              {{"peer", context->peer()}, {"changes", request->limits().ShortDebugString()}});
+      return absl::OkStatus();
+    };
+    return Reply(context, set());
+  }
+  grpc::ServerUnaryReactor* GetMemory(grpc::CallbackServerContext* context,
+                                      const v1::GetMemoryRequest*,
+                                      v1::GetMemoryResponse* response) override {
+    const absl::Status allowed = AuthorizeCall(*front_, *context, method::kGetMemory);
+    if (allowed.ok() && front_->memory() != nullptr) *response = MemoryOf(*front_->memory());
+    return Reply(context, allowed);
+  }
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                   v1::DrainResponse*) override {
     const absl::Status allowed = AuthorizeCall(*front_, *context, method::kDrain);
@@ -317,6 +403,22 @@ class AdminService final : public v1::Admin::CallbackService {
     RETURN_IF_ERROR(AuthorizeCall(*front_, context, method));
     ASSIGN_OR_RETURN(const std::shared_ptr<Serving> service, front_->Loaded());
     return ask(service->engine());
+  }
+  template <class Response>
+  grpc::ServerUnaryReactor* Later(
+      grpc::CallbackServerContext& context, std::string_view method, Response* response,
+      absl::FunctionRef<void(ModelAdmin&, ModelAdmin::Done)> ask) const {
+    if (const absl::Status allowed = AuthorizeCall(*front_, context, method); !allowed.ok())
+      return Reply(&context, allowed);
+    if (const absl::Status entered = front_->Enter().status(); !entered.ok())
+      return Reply(&context, entered);
+    const std::shared_ptr<ModelAdmin> models = front_->model_admin();
+    if (models == nullptr) {
+      return Reply(&context, absl::UnimplementedError("this server cannot load models by itself"));
+    }
+    auto [reactor, done] = LateReply<Response>::Make(response);
+    ask(*models, std::move(done));
+    return reactor;
   }
   const std::shared_ptr<Front> front_;
 };

@@ -6,11 +6,14 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/support/server_interceptor.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -21,10 +24,13 @@
 #include "base/cores.h"
 #include "base/fair_executor.h"
 #include "base/logging.h"
+#include "base/process.h"
 #include "base/strings.h"
+#include "config/memory.h"
 #include "metrics/metrics.h"
 #include "rpc/auth.h"
 #include "rpc/front.h"
+#include "rpc/model_admin.h"
 #include "rpc/reactors.h"
 #include "rpc/tls.h"
 
@@ -42,6 +48,7 @@ constexpr int kLookaheadBytes = 1 << 20;
 // A connection that is not established by then is closed.
 constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr std::chrono::seconds kTlsRefresh{1};
+constexpr std::chrono::milliseconds kTrimInterval{200};
 
 int ToMs(double seconds) { return static_cast<int>(seconds * 1000); }
 
@@ -88,15 +95,16 @@ class RpcServer::Impl {
  public:
   Impl(const Config& config, std::unique_ptr<FairExecutor> decoding, std::unique_ptr<ServerTls> tls,
        std::unique_ptr<Authenticator> authenticator, const Clock& clock, Metrics* metrics,
-       std::string version)
+       MemoryBudget* memory, std::string version)
       : decoding_(std::move(decoding)),
         tls_(std::move(tls)),
-        front_(std::make_shared<Front>(config, std::move(authenticator), clock, metrics,
+        front_(std::make_shared<Front>(config, std::move(authenticator), clock, metrics, memory,
                                        std::move(version))),
         services_(MakeServices(front_)) {}
 
   ~Impl() {
     if (server_ != nullptr) Shutdown(front_->clock().Now());
+    front_->SetModelAdmin(nullptr);  // it holds the front
   }
 
   void SetOnDrain(std::function<void()> on_drain) { front_->SetOnDrain(std::move(on_drain)); }
@@ -122,6 +130,13 @@ class RpcServer::Impl {
     // Pixels do not compress; an expanding message must not exist.
     builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
     builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+    if (front_->memory() != nullptr) {
+      const uint64_t bytes = TransportBytes(front_->config(), front_->memory()->limit());
+      ASSIGN_OR_RETURN(transport_memory_, front_->memory()->Hold(MemoryKind::kTransport, bytes));
+      grpc::ResourceQuota quota("saccade");
+      quota.Resize(bytes);
+      builder.SetResourceQuota(quota);
+    }
     builder.SetMaxReceiveMessageSize(static_cast<int>(
         std::min<uint64_t>(config.max_message_bytes, std::numeric_limits<int>::max())));
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
@@ -151,10 +166,12 @@ class RpcServer::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Serve(Engine& engine) {
-    ASSIGN_OR_RETURN(
-        std::shared_ptr<Serving> service,
-        Serving::Create(front_->config(), engine, *decoding_, front_->clock(), front_->metrics()));
+  absl::Status Serve(Engine& engine, ModelSource source) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Serving> service,
+                     Serving::Create(front_->config(), engine, *decoding_, front_->clock(),
+                                     front_->metrics(), front_->memory()));
+    if (source)
+      front_->SetModelAdmin(std::make_shared<ModelAdmin>(front_, service, std::move(source)));
     front_->SetService(std::move(service));
     PublishHealth();
     return absl::OkStatus();
@@ -163,6 +180,7 @@ class RpcServer::Impl {
   void BeginDrain() {
     front_->SetDraining();
     PublishHealth();
+    if (const std::shared_ptr<ModelAdmin> models = front_->model_admin()) models->Stop();
     for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->NotifyDraining();
   }
 
@@ -188,6 +206,10 @@ class RpcServer::Impl {
     server_ = nullptr;
   }
 
+  bool busy() const {
+    const std::shared_ptr<ModelAdmin> models = front_->model_admin();
+    return models != nullptr && models->busy();
+  }
   bool running() const { return server_ != nullptr; }
   int port() const { return port_; }
 
@@ -203,21 +225,48 @@ class RpcServer::Impl {
         tls_->Refresh();
       }
       for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->Tick(now);
+      TrimHeap(now);
       lock.lock();
     }
+  }
+
+  // What was freed may stay with the allocator; beyond what the budget allows for that, it goes
+  // back to the system.
+  void TrimHeap(TimePoint now) {
+    if (front_->memory() == nullptr || now - trimmed_ < kTrimInterval) return;
+    trimmed_ = now;
+    if (AnonymousBytes() > front_->memory()->held()) malloc_trim(0);
   }
 
   // Watchers are told on change only.
   void PublishHealth() {
     const std::lock_guard lock(health_mu_);
     const bool ready = front_->Ready();
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    PublishModels(*health);
     if (published_ && *published_ == ready) return;
     published_ = ready;
-    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     health->SetServingStatus(ready);
     for (const char* name : kServiceNames) health->SetServingStatus(name, ready);
     if (front_->metrics() != nullptr) front_->metrics()->ready->Set(ready ? 1 : 0);
     LogInfo("readiness changed", {{"ready", ready}});
+  }
+
+  // A model has a health of its own, also when it is gone: names are few.
+  void PublishModels(grpc::HealthCheckServiceInterface& health) {
+    std::map<std::string, bool> ready;
+    if (const std::shared_ptr<Serving> service = front_->service()) {
+      for (const auto& model : service->models()) {
+        ready[model->name] = !front_->draining() && service->engine().Ready(*model->served);
+      }
+    }
+    for (const auto& [name, was] : models_published_) ready.try_emplace(name, false);
+    for (const auto& [name, is] : ready) {
+      const auto [it, added] = models_published_.try_emplace(name, is);
+      if (!added && it->second == is) continue;
+      it->second = is;
+      health.SetServingStatus(StrCat(kServiceNames[0], "/", name), is);
+    }
   }
 
   // Outlives what its jobs and calls hold.
@@ -226,14 +275,17 @@ class RpcServer::Impl {
   const std::shared_ptr<Front> front_;
   const std::vector<std::unique_ptr<grpc::Service>> services_;
   int port_ = 0;
+  MemoryHold transport_memory_;
   std::unique_ptr<grpc::Server> server_;
   std::mutex health_mu_;
   std::optional<bool> published_;
+  std::map<std::string, bool> models_published_;
   std::mutex mu_;
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread housekeeping_;
-  TimePoint tls_refreshed_{};  // housekeeping's own
+  TimePoint tls_refreshed_{};  // housekeeping's own, as the next one
+  TimePoint trimmed_{};
 };
 
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -242,7 +294,8 @@ RpcServer::~RpcServer() = default;
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config,
                                                             const Clock& clock, Metrics* metrics,
                                                             std::string version,
-                                                            std::function<void()> on_drain) {
+                                                            std::function<void()> on_drain,
+                                                            MemoryBudget* memory) {
   const int threads = config.server.decode_threads > 0
                           ? static_cast<int>(config.server.decode_threads)
                           : std::clamp(UsableCores(), 1, FairExecutor::kMaxThreads);
@@ -255,14 +308,18 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Config& config
   if (!config.server.tokens_file.empty()) {
     ASSIGN_OR_RETURN(authenticator, Authenticator::Load(config.server.tokens_file));
   }
-  auto impl = std::make_unique<Impl>(config, std::move(decoding), std::move(tls),
-                                     std::move(authenticator), clock, metrics, std::move(version));
+  auto impl =
+      std::make_unique<Impl>(config, std::move(decoding), std::move(tls), std::move(authenticator),
+                             clock, metrics, memory, std::move(version));
   impl->SetOnDrain(std::move(on_drain));
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
 }
 
-absl::Status RpcServer::Serve(Engine& engine) { return impl_->Serve(engine); }
+absl::Status RpcServer::Serve(Engine& engine, ModelSource source) {
+  return impl_->Serve(engine, std::move(source));
+}
+bool RpcServer::busy() const { return impl_->busy(); }
 int RpcServer::port() const { return impl_->port(); }
 void RpcServer::BeginDrain() { impl_->BeginDrain(); }
 void RpcServer::Shutdown(TimePoint deadline) {

@@ -8,6 +8,7 @@
 namespace saccade {
 namespace {
 
+constexpr std::chrono::milliseconds kMemoryRetry{100};
 constexpr uint64_t kMaxAgeMicros = 3'600'000'000;
 // Frames that can be told apart at a time: far above what caches and sessions hold.
 constexpr size_t kMaxContents = 65'536;
@@ -39,70 +40,163 @@ const ModelConfig* FindConfig(const Config& config, std::string_view name) {
   return it == config.models.end() ? nullptr : &*it;
 }
 
+std::shared_ptr<const OfferedModel> ToOffered(const Catalog::ModelRef& model) {
+  return std::static_pointer_cast<const OfferedModel>(model);  // this file makes no others
+}
+
+std::shared_ptr<const Settings> SettingsOf(const Config& config) {
+  auto settings = std::make_shared<Settings>();
+  settings->config = config;
+  settings->limits = LimitsOf(config);
+  const LimitsConfig& limits = config.limits;
+  SessionLimits& session = settings->session;
+  session.max_instruction_bytes = limits.max_instruction_bytes;
+  session.max_instruction_tokens = limits.max_instruction_tokens;
+  session.max_state_values = limits.max_state_values;
+  session.acts_per_s = limits.acts_per_s;
+  session.frames_per_s = limits.frames_per_s;
+  session.pixels_per_s = limits.pixels_per_s;
+  session.messages_per_s = limits.messages_per_s;
+  ImageLimits& image = settings->image;
+  image.max_bytes = limits.max_image_bytes;
+  image.max_width = 65'535;
+  image.max_height = 65'535;
+  image.max_pixels = limits.max_pixels;
+  return settings;
+}
+
+// What decoding a frame takes at most, beside its message: nothing for raw pixels; of an encoded
+// one the coefficients of a progressive JPEG and a picture that has to be turned.
+uint64_t DecodeBytes(const v1::VisionFrame& frame, uint64_t pixels) {
+  return frame.has_raw() ? 0 : pixels * 9;
+}
+
 }  // namespace
 
 Serving::Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
-                 Metrics* metrics)
-    : config_(config),
-      engine_(engine),
+                 Metrics* metrics, MemoryBudget* memory)
+    : engine_(engine),
       decoding_(decoding),
       clock_(clock),
       metrics_(metrics),
+      memory_(memory),
+      sessions_(std::make_unique<SessionManager>(config.server.max_sessions,
+                                                 config.limits.sessions_per_peer, memory)),
       contents_(kMaxContents),
-      limits_(LimitsOf(config)) {
-  const LimitsConfig& limits = config_.limits;
-  session_limits_.max_instruction_bytes = limits.max_instruction_bytes;
-  session_limits_.max_instruction_tokens = limits.max_instruction_tokens;
-  session_limits_.max_state_values = limits.max_state_values;
-  session_limits_.acts_per_s = limits.acts_per_s;
-  session_limits_.frames_per_s = limits.frames_per_s;
-  session_limits_.pixels_per_s = limits.pixels_per_s;
-  session_limits_.messages_per_s = limits.messages_per_s;
-  image_limits_.max_bytes = limits.max_image_bytes;
-  image_limits_.max_width = 65'535;
-  image_limits_.max_height = 65'535;
-  image_limits_.max_pixels = limits.max_pixels;
+      settings_(SettingsOf(config)) {
+  for (const LatencyClass& klass : engine.classes()) {
+    class_names_.push_back(klass.name);
+    classes_.push_back(LatencyClassOf(klass));
+  }
+  SetOfferedLocked({});
 }
 
 absl::StatusOr<std::shared_ptr<Serving>> Serving::Create(const Config& config, Engine& engine,
                                                          FairExecutor& decoding, const Clock& clock,
-                                                         Metrics* metrics) {
-  auto service = std::shared_ptr<Serving>(new Serving(config, engine, decoding, clock, metrics));
-  std::vector<std::string> class_names;
-  for (const LatencyClass& klass : engine.classes()) {
-    class_names.push_back(klass.name);
-    service->classes_.push_back(LatencyClassOf(klass));
-  }
-  std::vector<SessionModel> models;
-  for (const ServedModel& served : engine.models()) {
-    const ModelConfig* model_config = FindConfig(config, served.name);
+                                                         Metrics* metrics, MemoryBudget* memory) {
+  auto service =
+      std::shared_ptr<Serving>(new Serving(config, engine, decoding, clock, metrics, memory));
+  for (const ModelRef& served : engine.models()) {
+    const ModelConfig* model_config = FindConfig(config, served->name);
     if (model_config == nullptr) {
       return absl::FailedPreconditionError(
-          StrCat("model \"", served.name, "\" is not in the configuration"));
+          StrCat("model \"", served->name, "\" is not in the configuration"));
     }
-    ASSIGN_OR_RETURN(v1::Model proto, ModelOf(served.spec(), *model_config));
-    const auto klass =
-        std::find(class_names.begin(), class_names.end(), model_config->default_class);
-    if (klass == class_names.end()) {
-      return absl::FailedPreconditionError(StrCat(
-          "model \"", served.name, "\": no latency class \"", model_config->default_class, "\""));
-    }
-    SessionModel model;
-    model.id = ModelId(static_cast<int32_t>(models.size()));
-    model.name = served.name;
-    model.model = served.instances.front().get();
-    model.default_class = ClassId(static_cast<int32_t>(klass - class_names.begin()));
-    model.action_steps = model_config->action_space.value_or(ActionSpaceConfig{}).steps;
-    model.max_sessions = model_config->max_sessions;
-    model.new_timeline = [&engine, id = model.id] { return engine.NewTimeline(id); };
-    models.push_back(std::move(model));
-    service->models_.push_back(std::move(proto));
+    RETURN_IF_ERROR(service->Offer(served, *model_config));
   }
-  if (models.empty()) return absl::FailedPreconditionError("the engine serves no model");
-  service->sessions_ = std::make_unique<SessionManager>(
-      config.server.max_sessions, config.limits.sessions_per_peer, models.size());
-  service->catalog_ = std::make_unique<Catalog>(std::move(models), std::move(class_names));
+  if (service->models().empty()) return absl::FailedPreconditionError("the engine serves no model");
   return service;
+}
+
+std::shared_ptr<const Settings> Serving::settings() const {
+  const std::lock_guard lock(mu_);
+  return settings_;
+}
+
+std::shared_ptr<const Catalog> Serving::catalog() const {
+  const std::lock_guard lock(mu_);
+  return catalog_;
+}
+
+void Serving::SetConfig(const Config& config) {
+  std::shared_ptr<const Settings> settings = SettingsOf(config);
+  {
+    const std::lock_guard lock(mu_);
+    settings_ = std::move(settings);
+    settings_version_.fetch_add(1, std::memory_order_release);
+  }
+  sessions_->SetLimits(config.server.max_sessions, config.limits.sessions_per_peer);
+  for (const ClassConfig& klass : config.classes) {
+    const auto it = std::find(class_names_.begin(), class_names_.end(), klass.name);
+    if (it == class_names_.end()) continue;
+    engine_.SetMaxQueued(ClassId(static_cast<int32_t>(it - class_names_.begin())),
+                         klass.max_queued);
+  }
+}
+
+Serving::Offered Serving::models() const {
+  Offered offered;
+  for (const Catalog::ModelRef& model : catalog()->models()) offered.push_back(ToOffered(model));
+  return offered;
+}
+
+absl::StatusOr<std::shared_ptr<const OfferedModel>> Serving::FindModel(
+    std::string_view name, std::string_view field) const {
+  ASSIGN_OR_RETURN(const Catalog::ModelRef model, catalog()->FindModel(name, field));
+  return ToOffered(model);
+}
+
+void Serving::SetOfferedLocked(const Offered& offered) {
+  catalog_ = std::make_shared<const Catalog>(
+      std::vector<Catalog::ModelRef>(offered.begin(), offered.end()), class_names_);
+}
+
+absl::Status Serving::Offer(ModelRef served, const ModelConfig& config) {
+  auto model = std::make_shared<OfferedModel>();
+  ASSIGN_OR_RETURN(model->proto, ModelOf(served->spec(), config));
+  const auto klass = std::find(class_names_.begin(), class_names_.end(), config.default_class);
+  if (klass == class_names_.end()) {
+    return absl::FailedPreconditionError(
+        StrCat("model \"", served->name, "\": no latency class \"", config.default_class, "\""));
+  }
+  model->id = served->id;
+  model->name = served->name;
+  model->model = served->instances.front().get();
+  model->default_class = ClassId(static_cast<int32_t>(klass - class_names_.begin()));
+  model->action_steps = config.action_space.value_or(ActionSpaceConfig{}).steps;
+  model->max_sessions = config.max_sessions;
+  model->new_timeline = [view = served.get()] { return view->NewTimeline(); };
+  if (metrics_ != nullptr) model->metrics = &metrics_->model(served->name);
+  model->served = std::move(served);
+  const std::lock_guard lock(mu_);
+  std::shared_ptr<ModelPlaces>& places = places_[model->name];
+  if (places == nullptr) places = model->places;
+  model->places = places;
+  Offered offered;
+  bool replaced = false;
+  for (const Catalog::ModelRef& other : catalog_->models()) {
+    const bool same = other->name == model->name;
+    offered.push_back(same ? model : ToOffered(other));
+    replaced = replaced || same;
+  }
+  if (!replaced) offered.push_back(std::move(model));
+  SetOfferedLocked(offered);
+  return absl::OkStatus();
+}
+
+void Serving::Withdraw(ModelId id) {
+  const std::lock_guard lock(mu_);
+  Offered offered;
+  for (const Catalog::ModelRef& model : catalog_->models()) {
+    if (model->id != id) offered.push_back(ToOffered(model));
+  }
+  SetOfferedLocked(offered);
+}
+
+bool Serving::Offers(ModelId id) const {
+  const std::shared_ptr<const Catalog> catalog = this->catalog();
+  return std::any_of(catalog->models().begin(), catalog->models().end(),
+                     [id](const Catalog::ModelRef& model) { return model->id == id; });
 }
 
 absl::StatusOr<Serving::Target> Serving::Resolve(std::string_view model,
@@ -110,32 +204,30 @@ absl::StatusOr<Serving::Target> Serving::Resolve(std::string_view model,
                                                  std::string_view latency_class,
                                                  std::string_view prefix) const {
   Target target;
-  ASSIGN_OR_RETURN(target.model, catalog_->FindModel(model, Path(prefix, "model")));
+  ASSIGN_OR_RETURN(target.model, FindModel(model, Path(prefix, "model")));
   const ModelSpec& spec = target.model->model->spec();
   ASSIGN_OR_RETURN(target.statistics,
                    FindStatistics(spec, statistics_key, Path(prefix, "statistics_key")));
-  ASSIGN_OR_RETURN(target.klass, catalog_->FindClass(latency_class, target.model->default_class,
-                                                     Path(prefix, "latency_class")));
+  ASSIGN_OR_RETURN(target.klass, catalog()->FindClass(latency_class, target.model->default_class,
+                                                      Path(prefix, "latency_class")));
   const auto set = target.statistics - spec.statistics.data();
-  target.action_space = &models_[static_cast<size_t>(target.model->id.value())]
-                             .statistics(static_cast<int>(set))
-                             .action_space();
+  target.action_space = &target.model->proto.statistics(static_cast<int>(set)).action_space();
   return target;
 }
 
 std::unique_ptr<Session> Serving::NewSession(SessionId id, const Target& target,
                                              TimePoint now) const {
   SessionParams params;
-  params.model = target.model;
+  params.model = target.model.get();
   params.statistics_key = target.statistics->key;
   params.action_dim = target.action_space->dim();
   params.klass = target.klass;
-  return std::make_unique<Session>(id, std::move(params), session_limits_, now);
+  return std::make_unique<Session>(id, std::move(params), settings()->session, now);
 }
 
 uint64_t Serving::PixelsToDecode(const v1::VisionFrame& frame) const {
   const uint64_t pixels = PixelsOf(frame);
-  return pixels <= image_limits_.max_pixels ? pixels : 0;
+  return pixels <= settings()->image.max_pixels ? pixels : 0;
 }
 
 uint64_t Serving::PixelsToDecode(const v1::PredictRequest& request) const {
@@ -151,9 +243,10 @@ FairExecutor::Size Serving::DecodeSize(uint64_t pixels) {
 
 bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
                         TimePoint call_deadline, TimePoint now) const {
-  const absl::StatusOr<ActFields> fields = ReadActFields(act, config_.limits.max_samples, "act");
+  const absl::StatusOr<ActFields> fields =
+      ReadActFields(act, settings()->config.limits.max_samples, "act");
   const absl::StatusOr<ClassId> klass =
-      catalog_->FindClass(act.latency_class(), target.klass, "act.latency_class");
+      catalog()->FindClass(act.latency_class(), target.klass, "act.latency_class");
   if (!fields.ok() || !klass.ok()) return true;
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass->value())];
   return latency.on_late == OnLate::kReject &&
@@ -167,13 +260,29 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
   out.capture_time_ns = frame.capture_time_ns();
   out.captured = received - Micros(frame.age_us());
   const TimePoint begin = clock_.Now();
-  ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows, OpenFrame(frame, image_limits_, prefix));
+  const CameraSpec& spec = session.model().model->spec().cameras[camera];
+  // Both before a byte is decoded: what has no room costs nothing.
+  absl::StatusOr<MemoryHold> kept =
+      MemoryBudget::Hold(memory_, MemoryKind::kFrames, uint64_t{spec.width} * spec.height * 3);
+  absl::StatusOr<MemoryHold> decoding =
+      MemoryBudget::Hold(memory_, MemoryKind::kDecode, DecodeBytes(frame, PixelsToDecode(frame)));
+  for (const absl::StatusOr<MemoryHold>* hold : {&kept, &decoding}) {
+    if (hold->ok()) continue;
+    engine_.ForgetIdle();  // frames that caches keep make room for new ones
+    ErrorInfo info = GetErrorInfo(hold->status());
+    info.retry_after = kMemoryRetry;
+    info.field = std::string(prefix);
+    return MakeError(hold->status().code(), FromAbsl(hold->status().message()), info);
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows,
+                   OpenFrame(frame, settings()->image, prefix));
   absl::StatusOr<Rgb8Image> resized = session.model().model->Preprocess(camera, *rows);
   if (!resized.ok()) {
     if (GetErrorInfo(resized.status()).field != "image") return resized.status();
     return InvalidField(ImageField(frame, prefix), FromAbsl(resized.status().message()));
   }
-  out.content = contents_.Intern(resized->width, resized->height, std::move(resized->rgb));
+  out.content =
+      contents_.Intern(resized->width, resized->height, std::move(resized->rgb), *std::move(kept));
   out.decode = ToMicros(clock_.Now() - begin);
   return out;
 }
@@ -181,7 +290,8 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
 absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::VisionFrame& frame,
                                                     uint64_t pixels, TimePoint received,
                                                     std::string_view prefix) {
-  ModelMetrics* metrics = metrics_ == nullptr ? nullptr : &metrics_->model(session.model().id);
+  // Sessions are made here, for offered models.
+  ModelMetrics* const metrics = static_cast<const OfferedModel&>(session.model()).metrics;
   if (metrics != nullptr) metrics->frames_received->Increment();
   const auto publish = [&]() -> absl::StatusOr<Session::Fate> {
     RETURN_IF_ERROR(session.TakeFrameToken(received));
@@ -233,9 +343,10 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
                                                const v1::ActRequest& act, TimePoint arrival,
                                                TimePoint call_deadline, std::string_view prefix,
                                                ActInfo& info) const {
-  ASSIGN_OR_RETURN(const ActFields fields, ReadActFields(act, config_.limits.max_samples, prefix));
-  ASSIGN_OR_RETURN(const ClassId klass, catalog_->FindClass(act.latency_class(), target.klass,
-                                                            Path(prefix, "latency_class")));
+  ASSIGN_OR_RETURN(const ActFields fields,
+                   ReadActFields(act, settings()->config.limits.max_samples, prefix));
+  ASSIGN_OR_RETURN(const ClassId klass, catalog()->FindClass(act.latency_class(), target.klass,
+                                                             Path(prefix, "latency_class")));
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass.value())];
   const TimePoint deadline = DeadlineOf(latency, fields, arrival, call_deadline);
   ASSIGN_OR_RETURN(std::shared_ptr<const Observation> observation,
@@ -262,23 +373,23 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   info.action_space = target.action_space;
   info.observation = std::move(observation);
   info.spec = &target.model->model->spec();
+  info.model = target.model;
   return request;
 }
 
-void Serving::CountSuperseded(ModelId model) const {
-  if (metrics_ == nullptr) return;
-  ModelMetrics& metrics = metrics_->model(model);
-  metrics.frames_received->Increment();
-  metrics.frames_superseded->Increment();
+void Serving::CountSuperseded(const OfferedModel& model) {
+  if (model.metrics == nullptr) return;
+  model.metrics->frames_received->Increment();
+  model.metrics->frames_superseded->Increment();
 }
 
 void Serving::CountRefused(const absl::Status& status) const {
   if (metrics_ != nullptr) metrics_->Refuse(static_cast<Reason>(ErrorDetailOf(status).reason()));
 }
 
-void Serving::SetSessionOpen(ModelId model, bool open) const {
-  if (metrics_ == nullptr) return;
-  prometheus::Gauge& gauge = *metrics_->model(model).sessions;
+void Serving::SetSessionOpen(const OfferedModel& model, bool open) {
+  if (model.metrics == nullptr) return;
+  prometheus::Gauge& gauge = *model.metrics->sessions;
   open ? gauge.Increment() : gauge.Decrement();
 }
 

@@ -1,8 +1,11 @@
 #pragma once
-// Serving: the engine as calls see it. Immutable after Create; any thread. Turns messages into
-// requests; the streams and one-shot calls above it only move them.
+// Serving: the engine as calls see it. Any thread. Turns messages into requests; the streams and
+// one-shot calls above it only move them. Models and limits change while it runs: each change makes
+// a new immutable snapshot, and whoever has the old one goes on with it.
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,29 +24,59 @@
 
 namespace saccade {
 
+// A model as calls see it. Keeps alive what it names.
+struct OfferedModel : SessionModel {
+  ModelRef served;
+  v1::Model proto;
+  ModelMetrics* metrics = nullptr;  // null without a Metrics
+};
+
+// The configuration with the limits of now, and what follows from them.
+struct Settings {
+  Config config;
+  SessionLimits session;
+  ImageLimits image;
+  v1::Limits limits;
+};
+
 class Serving {
  public:
   // FAILED_PRECONDITION when the configuration and the engine's models do not go together.
-  // `metrics` may be null. `decoding` runs what decodes frames; it outlives every call.
+  // `metrics` and `memory` may be null. `decoding` runs what decodes frames; it outlives every
+  // call.
   static absl::StatusOr<std::shared_ptr<Serving>> Create(const Config& config, Engine& engine,
                                                          FairExecutor& decoding, const Clock& clock,
-                                                         Metrics* metrics);
+                                                         Metrics* metrics,
+                                                         MemoryBudget* memory = nullptr);
 
   Engine& engine() const { return engine_; }
   FairExecutor& decoding() const { return decoding_; }
   const Clock& clock() const { return clock_; }
-  const Config& config() const { return config_; }
-  const Catalog& catalog() const { return *catalog_; }
   SessionManager& sessions() { return *sessions_; }
   const ContentStore& contents() const { return contents_; }
-  const std::vector<v1::Model>& models() const { return models_; }
   const std::vector<v1::LatencyClass>& classes() const { return classes_; }
-  const v1::Limits& limits() const { return limits_; }
+
+  std::shared_ptr<const Settings> settings() const;
+  // Grows with every change of the settings.
+  uint64_t settings_version() const { return settings_version_.load(std::memory_order_acquire); }
+  // `config` is valid, and differs from the one now in limits only. The engine's are told, too.
+  void SetConfig(const Config& config);
+
+  // Those that new sessions can have.
+  std::vector<std::shared_ptr<const OfferedModel>> models() const;
+  absl::StatusOr<std::shared_ptr<const OfferedModel>> FindModel(std::string_view name,
+                                                                std::string_view field) const;
+  // From now on new sessions get `served`, in place of what has its name. FAILED_PRECONDITION when
+  // the configuration does not go together with the model.
+  absl::Status Offer(ModelRef served, const ModelConfig& config);
+  // New sessions cannot have it any more.
+  void Withdraw(ModelId id);
+  bool Offers(ModelId id) const;
 
   // What the fields of Open and PredictRequest name, resolved. `prefix` is "open" or "", for
   // errors.
   struct Target {
-    const SessionModel* model = nullptr;
+    std::shared_ptr<const OfferedModel> model;  // keeps alive the next two
     const StatisticsSpec* statistics = nullptr;
     const v1::ActionSpace* action_space = nullptr;
     ClassId klass;
@@ -76,32 +109,37 @@ class Serving {
                                         TimePoint call_deadline, std::string_view prefix,
                                         ActInfo& info) const;
   // A frame gave way to a newer one before it was decoded.
-  void CountSuperseded(ModelId model) const;
+  static void CountSuperseded(const OfferedModel& model);
   // One message or request was refused before the engine saw it.
   void CountRefused(const absl::Status& status) const;
-  void SetSessionOpen(ModelId model, bool open) const;
+  static void SetSessionOpen(const OfferedModel& model, bool open);
   void SetStreamOpen(bool open) const;
 
  private:
+  using Offered = std::vector<std::shared_ptr<const OfferedModel>>;
+
   Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
-          Metrics* metrics);
+          Metrics* metrics, MemoryBudget* memory);
   absl::StatusOr<Frame> ReadFrame(const Session& session, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);
+  std::shared_ptr<const Catalog> catalog() const;
+  void SetOfferedLocked(const Offered& offered);
 
-  const Config config_;
   Engine& engine_;
   FairExecutor& decoding_;
   const Clock& clock_;
   Metrics* const metrics_;
-  SessionLimits session_limits_;
-  ImageLimits image_limits_;
-  std::unique_ptr<Catalog> catalog_;
+  MemoryBudget* const memory_;
   std::unique_ptr<SessionManager> sessions_;
   ContentStore contents_;
-  std::vector<v1::Model> models_;          // by ModelId
+  std::vector<std::string> class_names_;   // by ClassId
   std::vector<v1::LatencyClass> classes_;  // by ClassId
-  v1::Limits limits_;
+  std::atomic<uint64_t> settings_version_{1};
+  mutable std::mutex mu_;
+  std::shared_ptr<const Settings> settings_;
+  std::shared_ptr<const Catalog> catalog_;                      // its models are OfferedModels
+  std::map<std::string, std::shared_ptr<ModelPlaces>> places_;  // by name, over all its loads
 };
 
 }  // namespace saccade

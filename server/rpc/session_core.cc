@@ -59,8 +59,8 @@ SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
     : service_(std::move(service)),
       call_deadline_(call_deadline),
       id_(lease.id()),
-      outbox_limit_(std::max<size_t>(2, service_->config().limits.outbox_messages)),
       account_(std::make_shared<FairExecutor::Account>()),
+      settings_(service_->settings()),
       lease_(std::move(lease)),
       last_activity_(service_->clock().Now()) {}
 
@@ -76,7 +76,8 @@ void SessionCore::Start(StreamPort* port) {
 // -----------------------------------------------------------------------------------------------------------
 // read side
 
-void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received) {
+void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received,
+                            MemoryHold memory) {
   const size_t bytes = message.ok() ? message->ByteSizeLong() : 0;
   const uint64_t pixels = IsFrame(message) ? service_->PixelsToDecode(message->vision()) : 0;
   {
@@ -84,7 +85,8 @@ void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoin
     reading_ = false;
     last_activity_ = received;
     if (cancelled_ || closing_) return;
-    inbox_.push_back({++messages_read_, std::move(message), received, bytes, pixels});
+    inbox_.push_back(
+        {++messages_read_, std::move(message), received, bytes, pixels, std::move(memory)});
     inbox_bytes_ += bytes;
     if (handling_) {
       DropSupersededLocked(received);
@@ -134,8 +136,19 @@ void SessionCore::HandleInbox(bool may_decode) {
   }
 }
 
+void SessionCore::FollowSettings(TimePoint now) {
+  const uint64_t version = service_->settings_version();
+  if (version == settings_version_) return;
+  settings_version_ = version;
+  std::shared_ptr<const Settings> settings = service_->settings();
+  if (session_ != nullptr) session_->SetLimits(settings->session, now);
+  const std::lock_guard lock(mu_);
+  settings_ = std::move(settings);
+}
+
 void SessionCore::Handle(const Incoming& incoming) {
   message_number_ = incoming.number;
+  FollowSettings(incoming.received);
   const absl::Status status =
       incoming.message.ok() ? Dispatch(incoming) : incoming.message.status();
   if (status.ok()) return;
@@ -207,8 +220,15 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
     const std::lock_guard lock(mu_);
     RETURN_IF_ERROR(lease_.BindModel(*target_.model));
     opened_ = true;
+    model_ = target_.model->id;
   }
-  service_->SetSessionOpen(target_.model->id, true);
+  Serving::SetSessionOpen(*target_.model, true);
+  // Whoever unloads a model withdraws it first and looks at the streams then: one of the two sees
+  // the other.
+  if (!service_->Offers(target_.model->id)) {
+    return Failure(absl::StatusCode::kUnavailable, Reason::kModelUnloaded, "open.model",
+                   "the model was unloaded");
+  }
   session_ = std::move(session);
   stream_tokens_ = open.options().stream_tokens();
   supersede_ = open.options().supersede();
@@ -216,11 +236,11 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
   v1::SessionResponse response;
   v1::Opened& opened = *response.mutable_opened();
   opened.set_session_id(id_.value());
-  *opened.mutable_model() = service_->models()[static_cast<size_t>(target_.model->id.value())];
+  *opened.mutable_model() = target_.model->proto;
   opened.set_statistics_key(target_.statistics->key);
   *opened.mutable_action_space() = *target_.action_space;
   *opened.mutable_latency_class() = service_->classes()[static_cast<size_t>(target_.klass.value())];
-  *opened.mutable_limits() = service_->limits();
+  *opened.mutable_limits() = service_->settings()->limits;
   Send(response);
   LogInfo("session opened", {LogField(id_), {"model", target_.model->name}});
   return absl::OkStatus();
@@ -264,7 +284,7 @@ absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint receive
     const std::lock_guard lock(mu_);
     if (acts_.contains(act.id()))
       return InvalidField("act.id", StrCat(act.id(), " is not answered yet"));
-    if (acts_.size() >= service_->config().limits.acts_in_flight) {
+    if (acts_.size() >= settings_->config.limits.acts_in_flight) {
       return Failure(
           absl::StatusCode::kResourceExhausted, Reason::kQueueFull, "act",
           StrCat("the session has ", acts_.size(), " unanswered act requests, its limit"));
@@ -401,16 +421,16 @@ void SessionCore::Detach() {
   }
   service_->SetStreamOpen(false);
   if (!opened) return;
-  service_->SetSessionOpen(target_.model->id, false);
+  Serving::SetSessionOpen(*target_.model, false);
   LogInfo("session ended",
           {LogField(id_), {"messages", messages}, {"token_events_dropped", dropped}});
 }
 
 void SessionCore::Tick(TimePoint now) {
+  const double idle_s = service_->settings()->config.limits.session_idle_s;
   const std::lock_guard lock(mu_);
   if (port_ == nullptr || cancelled_) return;
   const std::chrono::duration<double> quiet = now - last_activity_;
-  const double idle_s = service_->config().limits.session_idle_s;
   if (closing_) {
     if (!finish_sent_ && !aborted_ && acts_.empty() && now - closing_since_ > kCloseTimeout) {
       aborted_ = true;
@@ -445,6 +465,29 @@ void SessionCore::CloseWhenIdle(const absl::Status& status) {
   CloseLocked(status);
 }
 
+bool SessionCore::NotifyModel(ModelId id, v1::NoticeKind kind, std::string_view message) {
+  v1::SessionResponse response;
+  response.mutable_notice()->set_kind(kind);
+  response.mutable_notice()->set_message(std::string(message));
+  std::string bytes = response.SerializeAsString();
+  const std::lock_guard lock(mu_);
+  if (model_ != id || port_ == nullptr) return false;
+  PushLocked(std::move(bytes), false);
+  return true;
+}
+
+bool SessionCore::CloseModel(ModelId id, const absl::Status& status) {
+  const std::lock_guard lock(mu_);
+  if (model_ != id || port_ == nullptr) return false;
+  CloseLocked(status);
+  return true;
+}
+
+bool SessionCore::Uses(ModelId id) {
+  const std::lock_guard lock(mu_);
+  return model_ == id && port_ != nullptr;
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // under mu_
 
@@ -462,7 +505,7 @@ void SessionCore::DropSupersededLocked(TimePoint now) {
       ++i;
       continue;
     }
-    service_->CountSuperseded(target_.model->id);
+    Serving::CountSuperseded(*target_.model);
     inbox_bytes_ -= inbox_[i].bytes;
     inbox_.erase(inbox_.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -496,23 +539,24 @@ void SessionCore::CloseLocked(const absl::Status& status) {
 
 void SessionCore::PushLocked(std::string bytes, bool droppable) {
   if (!WritableLocked()) return;
-  if (droppable && outbox_.size() >= outbox_limit_ / 2) {
+  const size_t limit = OutboxLimitLocked();
+  if (droppable && outbox_.size() >= limit / 2) {
     ++tokens_dropped_;
     return;
   }
-  if (outbox_.size() >= outbox_limit_) {
+  if (outbox_.size() >= limit) {
     const auto first = outbox_.begin() + (writing_ ? 1 : 0);
     const auto kept =
         std::remove_if(first, outbox_.end(), [](const Outgoing& item) { return item.droppable; });
     tokens_dropped_ += static_cast<uint64_t>(outbox_.end() - kept);
     outbox_.erase(kept, outbox_.end());
   }
-  if (outbox_.size() >= outbox_limit_) {
+  if (outbox_.size() >= limit) {
     dropped_ = true;
     outbox_.resize(writing_ ? 1 : 0);
     service_->engine().CancelSession(id_);
     CloseLocked(Failure(absl::StatusCode::kResourceExhausted, Reason::kRateLimited, "",
-                        StrCat("more than ", outbox_limit_, " answers were not read")));
+                        StrCat("more than ", limit, " answers were not read")));
     return;
   }
   outbox_.push_back({std::move(bytes), droppable});
@@ -525,9 +569,10 @@ void SessionCore::PumpLocked() {
     writing_ = true;
     port_->Write(outbox_.front().bytes);
   }
+  const size_t limit = OutboxLimitLocked();
   // Each message that was read may have an answer of its own.
   const bool room = inbox_.size() < kReadAheadMessages && inbox_bytes_ < kReadAheadBytes &&
-                    outbox_.size() + inbox_.size() < std::max<size_t>(1, outbox_limit_ / 2);
+                    outbox_.size() + inbox_.size() < std::max<size_t>(1, limit / 2);
   if (room && !reading_ && !reads_done_ && !cancelled_ && !closing_) {
     reading_ = true;
     port_->Read();

@@ -15,6 +15,7 @@
 // being read. Token events are not queued any more from there on; when the outbox is full, queued
 // ones are dropped, and when that is not enough the stream ends with RESOURCE_EXHAUSTED. If even
 // that cannot be delivered, the call is aborted a little later.
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -50,8 +51,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   void Start(StreamPort* port);
   // Answers Read: a whole message, or a status when the bytes were none. `received`: when it was
-  // complete; deadlines and ages count from there.
-  void OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received);
+  // complete; deadlines and ages count from there. `memory` is what holds its bytes.
+  void OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoint received,
+                 MemoryHold memory = {});
   void OnReadsDone();
   void OnWriteDone(bool ok);
   void OnCancelled();
@@ -64,6 +66,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void NotifyDraining();
   // Ends the stream once what was accepted is answered and sent.
   void CloseWhenIdle(const absl::Status& status);
+  // For a session of that model only; false when this is none.
+  bool NotifyModel(ModelId id, v1::NoticeKind kind, std::string_view message);
+  bool CloseModel(ModelId id, const absl::Status& status);
+  bool Uses(ModelId id);
 
  private:
   class Flight;
@@ -73,6 +79,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     TimePoint received{};
     size_t bytes = 0;
     uint64_t pixels = 0;  // of a frame
+    MemoryHold memory;
   };
   struct Outgoing {
     std::string bytes;
@@ -84,6 +91,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // `may_decode`: this is the turn of one frame.
   void HandleInbox(bool may_decode);
   void Handle(const Incoming& incoming);
+  void FollowSettings(TimePoint now);
   absl::Status Dispatch(const Incoming& incoming);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
   absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received);
@@ -103,6 +111,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void PushLocked(std::string bytes, bool droppable);
   void PumpLocked();
   void CloseLocked(const absl::Status& status);
+  size_t OutboxLimitLocked() const {
+    return std::max<size_t>(2, settings_->config.limits.outbox_messages);
+  }
   bool WritableLocked() const {
     return port_ != nullptr && !finish_sent_ && !cancelled_ && !dropped_;
   }
@@ -110,7 +121,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const std::shared_ptr<Serving> service_;
   const TimePoint call_deadline_;
   const SessionId id_;
-  const size_t outbox_limit_;
 
   const std::shared_ptr<FairExecutor::Account> account_;
 
@@ -120,8 +130,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::unique_ptr<Session> session_;  // null until opened
   bool stream_tokens_ = false;        // constant once opened
   bool supersede_ = false;
+  uint64_t settings_version_ = 0;  // that session_ follows
 
   std::mutex mu_;
+  std::shared_ptr<const Settings> settings_;
   SessionLease lease_;
   StreamPort* port_ = nullptr;
   std::deque<Outgoing> outbox_;  // the front is the write in progress while writing_
@@ -130,6 +142,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::optional<absl::Status> closing_;
   TimePoint closing_since_{};
   bool opened_ = false;
+  ModelId model_;               // valid once opened
   std::deque<Incoming> inbox_;  // read, in order; handled once it is their turn
   size_t inbox_bytes_ = 0;
   uint64_t messages_read_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <iterator>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -56,9 +57,17 @@ absl::Status Expired(TimePoint arrival, TimePoint deadline) {
 class Scheduler::Impl {
  public:
   explicit Impl(SchedulerOptions options)
-      : options_(std::move(options)), planner_(options_), classes_(options_.classes.size()) {}
+      : options_(std::move(options)), planner_(options_), classes_(options_.classes.size()) {
+    for (const LatencyClass& c : options_.classes) allowed_.push_back(c.max_queued);
+  }
 
-  absl::Status AddLane(const LaneOptions& options);
+  absl::Status AddLane(std::shared_ptr<Lane> lane);
+  void FailModel(ModelId id, const absl::Status& status, TimePoint now);
+  std::optional<std::vector<std::shared_ptr<Lane>>> RemoveModel(ModelId id);
+  void SetMaxQueued(ClassId id, uint32_t max_queued);
+  void FlushIdle() {
+    for (const auto& lane : lanes_) lane->kv->FlushIdle();
+  }
 
   absl::Status Offer(Request request, TimePoint now);
   std::optional<StepPlan> Plan(WorkerId id, TimePoint now, TimePoint free_at);
@@ -109,12 +118,16 @@ class Scheduler::Impl {
   void Predict(WorkerState& worker, TimePoint now) const;
   static void Withdraw(ActiveRequest& r, const TrunkItem& item);
 
-  const SchedulerOptions options_;
+  void FailAll(std::vector<ActiveRequest*> found, const absl::Status& status, TimePoint now);
+
+  SchedulerOptions options_;  // constant but for max_queued
   Planner planner_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  std::deque<WorkerState> workers_;  // a deque: lanes and steps keep pointers
+  std::vector<std::shared_ptr<Lane>> lanes_;  // shared only so that others may drop the last ones
+  std::deque<WorkerState> workers_;           // a deque: lanes and steps keep pointers
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;  // until destroyed
   std::vector<ClassCounts> classes_;
+  // Requests a class may hold: its limit, or what it held when that was lowered and still holds.
+  std::vector<uint32_t> allowed_;
   std::vector<Outcome> outcomes_;
   uint64_t next_step_ = 1;
   uint64_t next_order_ = 1;
@@ -125,9 +138,8 @@ class Scheduler::Impl {
 
 // ----------------------------------------------------------------------------------------- lookup
 
-absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane,
-                   Lane::Create(options, ParkingPlaces(options_.classes)));
+absl::Status Scheduler::Impl::AddLane(std::shared_ptr<Lane> lane) {
+  const LaneOptions& options = lane->options;
   for (const auto& other : lanes_) {
     if (other->options.worker == options.worker && other->options.model == options.model) {
       return InvalidField("lanes", "a model is twice on one worker");
@@ -142,10 +154,39 @@ absl::Status Scheduler::Impl::AddLane(const LaneOptions& options) {
     worker->class_used.resize(classes_.size());
     worker->class_sessions.resize(classes_.size());
   }
+  lane->lost = worker->lost;
   lane->index_on_worker = worker->lanes.size();
   worker->lanes.push_back(lane.get());
   lanes_.push_back(std::move(lane));
   return absl::OkStatus();
+}
+
+std::optional<std::vector<std::shared_ptr<Lane>>> Scheduler::Impl::RemoveModel(ModelId id) {
+  for (const auto& [request_id, r] : requests_) {
+    if (r->lane->options.model == id) return std::nullopt;
+  }
+  for (const WorkerState& worker : workers_) {
+    for (const InFlightStep& step : worker.in_flight) {
+      if (step.lane->options.model == id) return std::nullopt;
+    }
+  }
+  for (WorkerState& worker : workers_) {
+    std::erase_if(worker.lanes, [id](const Lane* lane) { return lane->options.model == id; });
+    for (size_t i = 0; i < worker.lanes.size(); ++i) worker.lanes[i]->index_on_worker = i;
+  }
+  const auto rest = std::stable_partition(
+      lanes_.begin(), lanes_.end(), [id](const auto& lane) { return lane->options.model != id; });
+  std::vector<std::shared_ptr<Lane>> removed(std::make_move_iterator(rest),
+                                             std::make_move_iterator(lanes_.end()));
+  lanes_.erase(rest, lanes_.end());
+  return removed;
+}
+
+void Scheduler::Impl::SetMaxQueued(ClassId id, uint32_t max_queued) {
+  if (id.value() < 0 || Index(id) >= classes_.size() || max_queued == 0) return;
+  options_.classes[Index(id)].max_queued = max_queued;
+  allowed_[Index(id)] =
+      std::max(max_queued, classes_[Index(id)].queued + classes_[Index(id)].running);
 }
 
 WorkerState* Scheduler::Impl::FindWorker(WorkerId id) {
@@ -734,6 +775,7 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
   Unbind(r);
   ClassCounts& counts = classes_[Index(r.request.klass)];
   --(r.planned ? counts.running : counts.queued);
+  allowed_[Index(r.request.klass)] = std::max(r.klass->max_queued, counts.queued + counts.running);
   if (r.may_expire()) wake_known_ = false;
 
   Outcome outcome;
@@ -793,6 +835,20 @@ void Scheduler::Impl::FailSession(SessionId id, const absl::Status& status, Time
       if (r->request.session == id) found.push_back(r);
     }
   }
+  FailAll(std::move(found), status, now);
+}
+
+void Scheduler::Impl::FailModel(ModelId id, const absl::Status& status, TimePoint now) {
+  std::vector<ActiveRequest*> found;
+  for (const auto& lane : lanes_) {
+    if (lane->options.model == id)
+      found.insert(found.end(), lane->active.begin(), lane->active.end());
+  }
+  FailAll(std::move(found), status, now);
+}
+
+void Scheduler::Impl::FailAll(std::vector<ActiveRequest*> found, const absl::Status& status,
+                              TimePoint now) {
   std::sort(found.begin(), found.end(),
             [](const ActiveRequest* a, const ActiveRequest* b) { return a->order < b->order; });
   for (ActiveRequest* r : found) {
@@ -962,7 +1018,7 @@ absl::Status Scheduler::Impl::CheckInvariants() const {
     if (classes[c].queued != classes_[c].queued || classes[c].running != classes_[c].running) {
       return broken("class ", options_.classes[c].name, " counts wrong");
     }
-    if (classes[c].queued + classes[c].running > options_.classes[c].max_queued) {
+    if (classes[c].queued + classes[c].running > allowed_[c]) {
       return broken("class ", options_.classes[c].name, " holds more than it may");
     }
     uint32_t bound = 0;
@@ -1014,15 +1070,36 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerOptions op
   if (!(options.ageing_share > 0 && options.ageing_share <= 1)) {
     return InvalidField("ageing_share", "must be above 0 and at most 1");
   }
-  if (lanes.empty()) return InvalidField("lanes", "at least one is needed");
+  const uint32_t places = ParkingPlaces(options.classes);
   auto impl = std::make_unique<Impl>(std::move(options));
-  for (const LaneOptions& lane : lanes) RETURN_IF_ERROR(impl->AddLane(lane));
+  for (const LaneOptions& lane : lanes) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Lane> made, MakeLane(lane, places));
+    RETURN_IF_ERROR(impl->AddLane(std::move(made)));
+  }
   return std::unique_ptr<Scheduler>(new Scheduler(std::move(impl)));
 }
 
 Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Scheduler::~Scheduler() = default;
 
+absl::StatusOr<std::shared_ptr<Lane>> Scheduler::MakeLane(const LaneOptions& options,
+                                                          uint32_t parking_places) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(options, parking_places));
+  return std::shared_ptr<Lane>(std::move(lane));
+}
+absl::Status Scheduler::AddLane(std::shared_ptr<Lane> lane) {
+  return impl_->AddLane(std::move(lane));
+}
+void Scheduler::FailModel(ModelId id, const absl::Status& status, TimePoint now) {
+  impl_->FailModel(id, status, now);
+}
+std::optional<std::vector<std::shared_ptr<Lane>>> Scheduler::RemoveModel(ModelId id) {
+  return impl_->RemoveModel(id);
+}
+void Scheduler::FlushIdle() { impl_->FlushIdle(); }
+void Scheduler::SetMaxQueued(ClassId id, uint32_t max_queued) {
+  impl_->SetMaxQueued(id, max_queued);
+}
 absl::Status Scheduler::Offer(Request request, TimePoint now) {
   return impl_->Offer(std::move(request), now);
 }

@@ -108,12 +108,29 @@ struct SchedulerStats {
   std::vector<Lane> lanes;
 };
 
+class Lane;
+
 class Scheduler {
  public:
   ~Scheduler();
   // INVALID_ARGUMENT names the option that is out of range.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(SchedulerOptions options,
                                                            std::span<const LaneOptions> lanes);
+  // Lanes may also come and go later. Making one takes time with its blocks and is done on any
+  // thread; so is destroying what RemoveModel gives back.
+  static absl::StatusOr<std::shared_ptr<Lane>> MakeLane(const LaneOptions& options,
+                                                        uint32_t parking_places);
+  // INVALID_ARGUMENT when the model is on that worker already.
+  absl::Status AddLane(std::shared_ptr<Lane> lane);
+  // Fails every request of the model that has not ended.
+  void FailModel(ModelId id, const absl::Status& status, TimePoint now);
+  // The model's lanes, which are not the scheduler's any more; nothing while a request or a step in
+  // flight names one.
+  std::optional<std::vector<std::shared_ptr<Lane>>> RemoveModel(ModelId id);
+  // Every idle K/V block of every lane loses its content, and what it kept alive goes.
+  void FlushIdle();
+  // From now on; what is in the class beyond it stays.
+  void SetMaxQueued(ClassId id, uint32_t max_queued);
   // Admits or refuses. Refused: the status carries the reason (kLate with predicted_finish and
   // retry_after, kQueueFull, kNeverFits, kWorkerFailed) and no Outcome follows. Admitted: exactly
   // one Outcome follows.

@@ -34,26 +34,30 @@ std::string Shown(std::string_view name) {
 }
 
 const auto kName = [](const auto& item) -> std::string_view { return item.name; };
+const auto kNameOf = [](const auto& item) -> std::string_view { return item->name; };
 const auto kKey = [](const auto& item) -> std::string_view { return item.key; };
 const auto kSelf = [](const std::string& item) -> std::string_view { return item; };
 
 }  // namespace
 
-absl::StatusOr<const SessionModel*> Catalog::FindModel(std::string_view name,
-                                                       std::string_view field) const {
+absl::StatusOr<Catalog::ModelRef> Catalog::FindModel(std::string_view name,
+                                                     std::string_view field) const {
   if (name.empty()) {
-    if (models_.size() == 1) return &models_.front();
-    return InvalidField(field, StrCat("name one of the models: ", List(models_, kName)));
+    if (models_.size() == 1) return models_.front();
+    if (!models_.empty())
+      return InvalidField(field, StrCat("name one of the models: ", List(models_, kNameOf)));
   }
-  for (const SessionModel& model : models_) {
-    if (model.name == name) return &model;
+  for (const ModelRef& model : models_) {
+    if (model->name == name) return model;
   }
   ErrorInfo info;
   info.reason = Reason::kInvalidInput;
   info.field = std::string(field);
   return MakeError(
       absl::StatusCode::kNotFound,
-      StrCat(field, ": no model ", Shown(name), "; the models are ", List(models_, kName)), info);
+      StrCat(field, ": no model ", Shown(name),
+             models_.empty() ? "; none is loaded" : "; the models are ", List(models_, kNameOf)),
+      info);
 }
 
 absl::StatusOr<ClassId> Catalog::FindClass(std::string_view name, ClassId fallback,

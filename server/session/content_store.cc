@@ -13,12 +13,13 @@ Digest128 FrameDigest(uint32_t width, uint32_t height, const Pixels& rgb) {
       .Finish();
 }
 
-ContentRef ContentStore::Intern(uint32_t width, uint32_t height, Pixels rgb) {
+ContentRef ContentStore::Intern(uint32_t width, uint32_t height, Pixels rgb, MemoryHold memory) {
   auto content = std::make_shared<Content>();
   content->digest = FrameDigest(width, height, rgb);
   content->width = width;
   content->height = height;
   content->rgb = std::move(rgb);
+  content->memory = std::move(memory);
   // Declared before the lock: a frame whose last reference this turns out to be is freed outside of
   // it.
   std::vector<ContentRef> candidates;

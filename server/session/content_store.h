@@ -25,7 +25,8 @@ class ContentStore {
   ContentStore& operator=(const ContentStore&) = delete;
 
   // The one object for these pixels; `rgb` holds width * height * 3 bytes.
-  ContentRef Intern(uint32_t width, uint32_t height, Pixels rgb);
+  // `memory` goes with them, or back when the frame is known already.
+  ContentRef Intern(uint32_t width, uint32_t height, Pixels rgb, MemoryHold memory = {});
   // Frames known now, expired ones that were not swept yet included.
   size_t size() const;
 

@@ -72,6 +72,14 @@ Session::Session(SessionId id, SessionParams params, const SessionLimits& limits
       message_bucket_(limits.messages_per_s, now),
       mailboxes_(params_.model->model->spec().cameras.size()) {}
 
+void Session::SetLimits(const SessionLimits& limits, TimePoint now) {
+  limits_ = limits;
+  frame_bucket_.SetRate(limits.frames_per_s, now);
+  pixel_bucket_.SetRate(limits.pixels_per_s, now);
+  act_bucket_.SetRate(limits.acts_per_s, now);
+  message_bucket_.SetRate(limits.messages_per_s, now);
+}
+
 absl::Status Session::TakeFrameToken(TimePoint now) {
   const std::optional<Micros> wait = frame_bucket_.Take(now);
   return wait ? RateLimited("frames", limits_.frames_per_s, *wait) : absl::OkStatus();

@@ -65,6 +65,9 @@ class Session {
  public:
   Session(SessionId id, SessionParams params, const SessionLimits& limits, TimePoint now);
 
+  // Other limits from now on. A rate that grows is not saved up for the past.
+  void SetLimits(const SessionLimits& limits, TimePoint now);
+
   SessionId id() const { return id_; }
   const SessionModel& model() const { return *params_.model; }
   const SessionParams& params() const { return params_; }
@@ -116,7 +119,7 @@ class Session {
 
   const SessionId id_;
   const SessionParams params_;
-  const SessionLimits limits_;
+  SessionLimits limits_;
   TokenBucket frame_bucket_;
   TokenBucket pixel_bucket_;
   TokenBucket act_bucket_;

@@ -32,56 +32,54 @@ SessionLease& SessionLease::operator=(SessionLease&& other) noexcept {
     manager_ = std::exchange(other.manager_, nullptr);
     id_ = std::exchange(other.id_, SessionId());
     peer_ = std::move(other.peer_);
-    model_ = std::exchange(other.model_, ModelId());
+    model_ = std::move(other.model_);
+    memory_ = std::move(other.memory_);
   }
   return *this;
 }
 
 absl::Status SessionLease::BindModel(const SessionModel& model) {
-  auto& count = manager_->per_model_[static_cast<size_t>(model.id.value())];
-  if (!TryTake(count, model.max_sessions == 0 ? UINT32_MAX : model.max_sessions)) {
+  if (!TryTake(model.places->open, model.max_sessions == 0 ? UINT32_MAX : model.max_sessions)) {
     return Full(StrCat("model \"", model.name, "\""), model.max_sessions);
   }
-  model_ = model.id;
+  model_ = model.places;
   return absl::OkStatus();
 }
 
 void SessionLease::Release() {
   if (manager_ == nullptr) return;
-  if (model_.valid())
-    manager_->per_model_[static_cast<size_t>(model_.value())].fetch_sub(1,
-                                                                        std::memory_order_relaxed);
+  if (model_ != nullptr) model_->open.fetch_sub(1, std::memory_order_relaxed);
   manager_->GiveBackPeer(peer_);
   manager_->open_.fetch_sub(1, std::memory_order_relaxed);
   manager_ = nullptr;
-  model_ = ModelId();
+  model_ = nullptr;
+  memory_.Release();
 }
-
-SessionManager::SessionManager(uint32_t max_sessions, uint32_t max_per_peer, size_t num_models)
-    : max_sessions_(max_sessions), max_per_peer_(max_per_peer), per_model_(num_models) {}
 
 absl::StatusOr<SessionLease> SessionManager::Admit(std::string_view peer) {
-  if (!TryTake(open_, max_sessions_)) return Full("the server", max_sessions_);
+  ASSIGN_OR_RETURN(MemoryHold memory,
+                   MemoryBudget::Hold(memory_, MemoryKind::kSessions, kSessionBytes));
+  const uint32_t limit = max_sessions_.load(std::memory_order_relaxed);
+  if (!TryTake(open_, limit)) return Full("the server", limit);
   std::string key(peer);
-  if (!TryTakePeer(key)) {
+  const uint32_t per_peer = max_per_peer_.load(std::memory_order_relaxed);
+  if (!TryTakePeer(key, per_peer)) {
     open_.fetch_sub(1, std::memory_order_relaxed);
-    return Full("this address", max_per_peer_);
+    return Full("this address", per_peer);
   }
   return SessionLease(this, SessionId(next_id_.fetch_add(1, std::memory_order_relaxed)),
-                      std::move(key));
+                      std::move(key), std::move(memory));
 }
 
-bool SessionManager::TryTakePeer(const std::string& peer) {
-  if (max_per_peer_ == 0) return true;
+bool SessionManager::TryTakePeer(const std::string& peer, uint32_t limit) {
   const std::lock_guard lock(mu_);
-  uint32_t& count = per_peer_[peer];
-  if (count >= max_per_peer_) return false;
+  uint32_t& count = per_peer_[peer];  // above zero when it is there already
+  if (limit != 0 && count >= limit) return false;
   ++count;
   return true;
 }
 
 void SessionManager::GiveBackPeer(const std::string& peer) {
-  if (max_per_peer_ == 0) return;
   const std::lock_guard lock(mu_);
   const auto it = per_peer_.find(peer);
   if (--it->second == 0) per_peer_.erase(it);

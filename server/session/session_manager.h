@@ -9,9 +9,9 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "base/ids.h"
+#include "base/memory_budget.h"
 #include "base/status.h"
 #include "session/catalog.h"
 
@@ -36,42 +36,52 @@ class SessionLease {
 
  private:
   friend class SessionManager;
-  SessionLease(SessionManager* manager, SessionId id, std::string peer)
-      : manager_(manager), id_(id), peer_(std::move(peer)) {}
+  SessionLease(SessionManager* manager, SessionId id, std::string peer, MemoryHold memory)
+      : manager_(manager), id_(id), peer_(std::move(peer)), memory_(std::move(memory)) {}
   SessionManager* manager_ = nullptr;
   SessionId id_;
   std::string peer_;
-  ModelId model_;
+  std::shared_ptr<ModelPlaces> model_;  // null until it is bound
+  MemoryHold memory_;
 };
 
 // Any thread.
 class SessionManager {
  public:
   // `max_per_peer` 0: no limit.
-  SessionManager(uint32_t max_sessions, uint32_t max_per_peer, size_t num_models);
+  // `memory` may be null.
+  SessionManager(uint32_t max_sessions, uint32_t max_per_peer, MemoryBudget* memory = nullptr)
+      : max_sessions_(max_sessions), max_per_peer_(max_per_peer), memory_(memory) {}
   SessionManager(const SessionManager&) = delete;
   SessionManager& operator=(const SessionManager&) = delete;
 
-  // RESOURCE_EXHAUSTED (kRateLimited) when the server, or the peer, has as many sessions as it may
-  // have. `peer` is what counts as one client.
+  // What a session holds of the memory budget: its history, its prompt, unread answers and the
+  // transport's state of its stream.
+  static constexpr uint64_t kSessionBytes = 256 << 10;
+
+  // RESOURCE_EXHAUSTED when the server, or the peer, has as many sessions as it may have
+  // (kRateLimited), or when the memory budget has no room for one (kOutOfMemory). `peer` is what
+  // counts as one client.
   absl::StatusOr<SessionLease> Admit(std::string_view peer);
   uint32_t open() const { return open_.load(std::memory_order_relaxed); }
-  uint32_t open(ModelId model) const {
-    return per_model_[static_cast<size_t>(model.value())].load(std::memory_order_relaxed);
+  // From now on; sessions above a limit stay.
+  void SetLimits(uint32_t max_sessions, uint32_t max_per_peer) {
+    max_sessions_.store(max_sessions, std::memory_order_relaxed);
+    max_per_peer_.store(max_per_peer, std::memory_order_relaxed);
   }
 
  private:
   friend class SessionLease;
-  bool TryTakePeer(const std::string& peer);
+  bool TryTakePeer(const std::string& peer, uint32_t limit);
   void GiveBackPeer(const std::string& peer);
 
-  const uint32_t max_sessions_;
-  const uint32_t max_per_peer_;
+  std::atomic<uint32_t> max_sessions_;
+  std::atomic<uint32_t> max_per_peer_;
+  MemoryBudget* const memory_;
   std::atomic<uint32_t> open_{0};
-  std::vector<std::atomic<uint32_t>> per_model_;  // by ModelId
   std::atomic<uint64_t> next_id_{1};
   std::mutex mu_;
-  // Peers with sessions, so at most max_sessions_ of them; empty without a limit.
+  // Peers with sessions, so at most as many.
   std::unordered_map<std::string, uint32_t> per_peer_;
 };
 

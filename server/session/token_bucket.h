@@ -32,6 +32,14 @@ class TokenBucket {
     if (level >= needed) return std::nullopt;
     return Micros(static_cast<int64_t>((needed - level) / rate_ * 1e6) + 1);
   }
+  // From now on; what has been saved up or is owed stays, within the new burst.
+  void SetRate(double per_second, TimePoint now) {
+    tokens_ = LevelAt(now);
+    at_ = std::max(at_, now);
+    rate_ = per_second;
+    burst_ = std::max(1.0, per_second);
+    tokens_ = std::min(tokens_, burst_);
+  }
   // Nothing is owed or used up.
   bool Full(TimePoint now) const { return LevelAt(now) >= burst_; }
 

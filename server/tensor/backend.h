@@ -64,6 +64,12 @@ class Backend {
                                                                   DType dtype) = 0;
   virtual absl::StatusOr<std::unique_ptr<KvStorage>> NewKvStorage(const KvGeometry& geometry,
                                                                   uint32_t num_blocks) = 0;
+  // Bytes that NewKvStorage would allocate.
+  virtual uint64_t KvBytes(const KvGeometry& geometry, uint32_t num_blocks) const {
+    return uint64_t{num_blocks} * geometry.block_tokens * geometry.BytesPerToken();
+  }
+  // From now on steps run: packing must not take the threads that they compute with.
+  virtual void BeginServing() {}
 };
 
 // Copies a host tensor to new device memory as `dtype` (converted on the host), waiting for it. For

@@ -96,14 +96,15 @@ class Served {
 
   // Request `which` in [0, 8) is one of the mixed eight; others vary the frame and the words.
   std::shared_ptr<CollectSink> Submit(int which) {
-    const Model& model = *engine_->models().front().instances.front();
+    const ModelRef served = engine_->models().front();
+    const Model& model = *served->instances.front();
     const ModelSpec& spec = model.spec();
     const Prompt prompt =
         model
             .BuildPrompt(std::string(kInstructions[which % kRequests]) +
                          (which < kRequests ? "" : " and " + std::to_string(which)))
             .value();
-    TimelineBuilder builder = engine_->NewTimeline(ModelId(0));
+    TimelineBuilder builder = served->NewTimeline();
     for (const PromptSegment& segment : prompt) {
       if (segment.modality == Modality::kVision) {
         builder.AddVision(segment.camera, FrameOf(which, spec), spec.vision_tokens);

@@ -37,7 +37,25 @@ struct ServerOptions {
   Micros step_timeout{30'000'000};
   std::function<void()> on_drain = nullptr;
   bool serve = true;  // false: the port is open, the engine is not attached
+  // What makes models that Admin calls load, on the one backend; null: none are.
+  std::function<absl::StatusOr<ServedModel>(const ModelConfig&, Backend&)> source = nullptr;
+  uint64_t memory = 0;  // the budget in bytes; 0: none
 };
+
+// A FakeModel as the engine takes it.
+inline absl::StatusOr<ServedModel> ServeFake(Backend& backend, const std::string& name,
+                                             FakeModelOptions options) {
+  ServedModel served;
+  served.name = name;
+  ASSIGN_OR_RETURN(std::unique_ptr<Model> model, FakeModel::Load(backend, std::move(options)));
+  served.instances.push_back(std::move(model));
+  served.workers = {WorkerId(0)};
+  served.kv.num_blocks = 512;
+  for (PartitionQuota& quota : served.kv.partitions) quota.cap = served.kv.num_blocks;
+  served.embedding_slots = 64;
+  served.max_sequences = 64;
+  return served;
+}
 
 // The engine with one FakeModel "fake". Requests without a class have no deadline.
 class TestServer {
@@ -59,17 +77,11 @@ class TestServer {
 
     std::vector<std::unique_ptr<Backend>> backends;
     backends.push_back(MakeRefBackend({}).value());
-    ServedModel served;
-    served.name = "fake";
-    served.instances.push_back(FakeModel::Load(*backends[0], options.model).value());
-    served.workers = {WorkerId(0)};
-    served.kv.num_blocks = 512;
-    for (PartitionQuota& quota : served.kv.partitions) quota.cap = served.kv.num_blocks;
-    served.embedding_slots = 64;
-    served.max_sequences = 64;
+    if (options.memory > 0) memory_ = std::make_unique<MemoryBudget>(options.memory);
     std::vector<ServedModel> models;
-    models.push_back(std::move(served));
+    models.push_back(ServeFake(*backends[0], "fake", options.model).value());
     EngineOptions engine;
+    engine.memory = memory_.get();
     engine.step_timeout = options.step_timeout;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
@@ -78,15 +90,23 @@ class TestServer {
     }
     engine_ = Engine::Start(engine, std::move(backends), std::move(models), clock_, metrics_.get())
                   .value();
-    rpc_ = RpcServer::Start(config_, clock_, metrics_.get(), "1.2.3", options.on_drain).value();
+    rpc_ =
+        RpcServer::Start(config_, clock_, metrics_.get(), "1.2.3", options.on_drain, memory_.get())
+            .value();
+    if (options.source) {
+      source_ = [this, source = options.source](const ModelConfig& model) {
+        return source(model, *engine_->backends().front());
+      };
+    }
     if (options.serve) Serve();
   }
 
-  void Serve() { ASSERT_TRUE(rpc_->Serve(*engine_).ok()); }
+  void Serve() { ASSERT_TRUE(rpc_->Serve(*engine_, source_).ok()); }
   std::string address() const { return "127.0.0.1:" + std::to_string(rpc_->port()); }
   RpcServer& rpc() { return *rpc_; }
   Engine& engine() { return *engine_; }
   Metrics& metrics() { return *metrics_; }
+  MemoryBudget* memory() { return memory_.get(); }
   const Config& config() const { return config_; }
 
   // Nothing is queued, running or held, and nobody is connected.
@@ -102,7 +122,7 @@ class TestServer {
         if (partition.held != 0) return false;
       }
     }
-    return metrics_->streams->Value() == 0 && metrics_->model(ModelId(0)).sessions->Value() == 0;
+    return metrics_->streams->Value() == 0 && metrics_->model("fake").sessions->Value() == 0;
   }
   void ExpectIdleSoon() {
     EXPECT_TRUE(Eventually([this] { return Idle(); }));
@@ -112,7 +132,9 @@ class TestServer {
  private:
   Config config_;
   SteadyClock clock_;
+  std::unique_ptr<MemoryBudget> memory_;
   std::unique_ptr<Metrics> metrics_;
+  RpcServer::ModelSource source_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RpcServer> rpc_;  // destroyed before the engine
 };

@@ -157,7 +157,7 @@ TEST(HostileTest, ABadMessageIsItsOwnErrorAndNothingElse) {
   }
   EXPECT_EQ(TokensOf(client.Act(2)), expected);  // the frame and the instruction are still there
   EXPECT_GT(server.metrics()
-                .model(ModelId(0))
+                .model("fake")
                 .frames_rejected[static_cast<size_t>(Reason::kInvalidInput)]
                 ->Value(),
             5);

@@ -167,9 +167,7 @@ class SessionCoreTest : public ::testing::Test {
     raw.set_data(std::string(pixel));
     return Send(request);
   }
-  double Superseded() const {
-    return server_->metrics().model(ModelId(0)).frames_superseded->Value();
-  }
+  double Superseded() const { return server_->metrics().model("fake").frames_superseded->Value(); }
   // The next message to the client.
   v1::SessionResponse Next() {
     EXPECT_TRUE(Eventually([this] { return port_.TakeWrite(); }));

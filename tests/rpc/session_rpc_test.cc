@@ -323,8 +323,8 @@ TEST(SessionRpcTest, StaleFramesAreDroppedAndReported) {
   EXPECT_EQ(event->notice().capture_time_ns(), 4999);
   EXPECT_EQ(event->notice().message_number(), 3U);
   EXPECT_EQ(client.Act(1).frames(0).capture_time_ns(), 5000);
-  EXPECT_EQ(server.metrics().model(ModelId(0)).frames_stale->Value(), 1);
-  EXPECT_EQ(server.metrics().model(ModelId(0)).frames_received->Value(), 2);
+  EXPECT_EQ(server.metrics().model("fake").frames_stale->Value(), 1);
+  EXPECT_EQ(server.metrics().model("fake").frames_received->Value(), 2);
   // After a reset time may start again.
   v1::SessionRequest reset;
   reset.mutable_reset()->set_keep_instruction(true);

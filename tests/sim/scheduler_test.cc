@@ -144,7 +144,6 @@ TEST(Scheduler, CreateNamesTheBadOption) {
   EXPECT_EQ(field([](Options& o) { o.scheduler.ageing_share = 0; }), "ageing_share");
   EXPECT_EQ(field([](Options& o) { o.scheduler.probe_after = Micros(-1); }), "probe_after");
   EXPECT_EQ(field([](Options& o) { o.scheduler.ageing_share = NAN; }), "ageing_share");
-  EXPECT_EQ(field([](Options& o) { o.lanes.clear(); }), "lanes");
   EXPECT_EQ(field([](Options& o) { o.lanes.push_back(o.lanes[0]); }), "lanes");
   field([](Options& o) { o.lanes[0].max_rows = 0; });
   field([](Options& o) { o.lanes[0].kv.num_blocks = 0; });

@@ -24,10 +24,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 MetricsOptions Options() {
+  static const MemoryBudget memory(1000);
   return {.version = "1.2.3",
           .classes = {"control", "best_effort"},
+          .class_deadlines_s = {0.02, 0},
           .models = {"a", "b.2"},
-          .backends = {"cpu"}};
+          .backends = {"cpu"},
+          .memory = &memory};
 }
 
 // Every sample of the exposition: "name{labels}" -> value.
@@ -101,7 +104,7 @@ TEST(MetricsTest, LatencyBucketsResolveTheDeadlines) {
 
 TEST(MetricsTest, HitRateIsAMovingAverageOfLookups) {
   Metrics metrics(Options());
-  PartitionMetrics& vision = metrics.model(ModelId(0)).partition(Modality::kVision);
+  PartitionMetrics& vision = metrics.model("a").partition(Modality::kVision);
   vision.RecordLookup(256, 0);
   EXPECT_DOUBLE_EQ(vision.hit_rate->Value(), 0.1);
   vision.RecordLookup(64, 192);
@@ -118,7 +121,7 @@ TEST(MetricsTest, HitRateIsAMovingAverageOfLookups) {
 
 TEST(MetricsTest, PartitionsStepsFramesAndBackends) {
   Metrics metrics(Options());
-  ModelMetrics& model = metrics.model(ModelId(1));
+  ModelMetrics& model = metrics.model("b.2");
   model.partition(Modality::kAction).SetBlocks(5, 6, 7);
   model.partition(Modality::kText).Evict(EvictionReason::kOtherPartition, 3);
   model.RecordStep(StepKind::kPrefill, std::chrono::microseconds(4000),
@@ -145,11 +148,40 @@ TEST(MetricsTest, PartitionsStepsFramesAndBackends) {
   EXPECT_THAT(metrics.Serialize(), HasSubstr("version=\"1.2.3\""));
 }
 
+TEST(MetricsTest, ProcessMemoryAndDeadlinesAreReadWhenAsked) {
+  MemoryBudget memory(1000);
+  MetricsOptions options = Options();
+  options.memory = &memory;
+  Metrics metrics(options);
+  const auto held = memory.Hold(MemoryKind::kWeights, 70);
+  auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("saccade_memory_limit_bytes"), 1000);
+  EXPECT_EQ(samples.at("saccade_memory_held_bytes{kind=\"weights\"}"), 70);
+  EXPECT_EQ(samples.at("saccade_memory_held_bytes{kind=\"frames\"}"), 0);
+  EXPECT_GT(samples.at("process_resident_memory_bytes"), 1 << 20);
+  EXPECT_GT(samples.at("process_open_fds"), 2);
+  EXPECT_GE(samples.at("process_cpu_seconds_total"), 0);
+  EXPECT_GT(samples.at("process_start_time_seconds"), 1.6e9);
+  EXPECT_DOUBLE_EQ(samples.at("saccade_class_deadline_seconds{class=\"control\"}"), 0.02);
+  EXPECT_EQ(samples.at("saccade_class_deadline_seconds{class=\"best_effort\"}"), 0);
+}
+
+TEST(MetricsTest, AModelsSeriesComeOnceAndStay) {
+  Metrics metrics(Options());
+  const size_t before = Samples(metrics).size();
+  metrics.model("new").frames_received->Increment();
+  const size_t after = Samples(metrics).size();
+  EXPECT_GT(after, before);
+  metrics.model("new").frames_received->Increment();
+  EXPECT_EQ(Samples(metrics).size(), after);
+  EXPECT_EQ(Samples(metrics).at("saccade_frames_received_total{model=\"new\"}"), 2);
+}
+
 TEST(MetricsTest, TheNumberOfSeriesIsFixedAtStart) {
   Metrics metrics(Options());
   const size_t before = Samples(metrics).size();
   metrics.klass(ClassId(0)).Reject(Reason::kInternal);
-  metrics.model(ModelId(0)).partition(Modality::kState).RecordLookup(1, 2);
+  metrics.model("a").partition(Modality::kState).RecordLookup(1, 2);
   EXPECT_EQ(Samples(metrics).size(), before);
 }
 

@@ -339,6 +339,18 @@ TEST(TokenBucketTest, WhatIsLargerThanABurstIsOwed) {
   EXPECT_FALSE(bucket.Take(kStart + milliseconds(801), 80));
 }
 
+TEST(TokenBucketTest, AnotherRateHoldsFromNowOn) {
+  TokenBucket bucket(10, kStart);
+  EXPECT_FALSE(bucket.Take(kStart, 10));
+  bucket.SetRate(2, kStart);
+  const auto wait = bucket.WaitFor(kStart);
+  ASSERT_TRUE(wait);
+  EXPECT_NEAR(wait->count(), 500'000, 2);
+  bucket.SetRate(1000, kStart + std::chrono::seconds(9));  // 2 were saved up, no more
+  EXPECT_FALSE(bucket.Take(kStart + std::chrono::seconds(9), 2));
+  EXPECT_TRUE(bucket.WaitFor(kStart + std::chrono::seconds(9)));
+}
+
 TEST(CatalogTest, ResolvesOrLists) {
   const auto host = FakeModel::HostOnly({.statistics = {"a", "b"}});
   SessionModel one;
@@ -348,14 +360,17 @@ TEST(CatalogTest, ResolvesOrLists) {
   SessionModel two = one;
   two.id = ModelId(1);
   two.name = "two";
-  const Catalog catalog({one, two}, {"control", "planning"});
+  const auto share = [](const SessionModel& model) {
+    return std::make_shared<const SessionModel>(model);
+  };
+  const Catalog catalog({share(one), share(two)}, {"control", "planning"});
   EXPECT_EQ((*catalog.FindModel("two", "f"))->id, ModelId(1));
   EXPECT_EQ(catalog.FindModel("", "f").status().code(), absl::StatusCode::kInvalidArgument);
   const absl::Status unknown = catalog.FindModel("three", "open.model").status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"one\", \"two\""));
   EXPECT_EQ(GetErrorInfo(unknown).field, "open.model");
-  EXPECT_EQ((*Catalog({one}, {}).FindModel("", "f"))->name, "one");
+  EXPECT_EQ((*Catalog({share(one)}, {}).FindModel("", "f"))->name, "one");
 
   EXPECT_EQ(*catalog.FindClass("planning", ClassId(0), "f"), ClassId(1));
   EXPECT_EQ(*catalog.FindClass("", ClassId(0), "f"), ClassId(0));
@@ -452,7 +467,7 @@ TEST(SessionManagerTest, LeasesArePlaces) {
   model.name = "m";
   model.model = host.get();
   model.max_sessions = 1;
-  SessionManager manager(2, 0, 1);
+  SessionManager manager(2, 0);
   auto a = manager.Admit("a");
   auto b = manager.Admit("a");
   ASSERT_TRUE(a.ok() && b.ok());
@@ -468,14 +483,14 @@ TEST(SessionManagerTest, LeasesArePlaces) {
   moved.Release();
   moved.Release();
   EXPECT_EQ(manager.open(), 1U);
-  EXPECT_EQ(manager.open(ModelId(0)), 0U);
+  EXPECT_EQ(model.places->open.load(), 0U);
   EXPECT_TRUE(b->BindModel(model).ok());
   b->Release();
   EXPECT_EQ(manager.open(), 0U);
 }
 
 TEST(SessionManagerTest, EachPeerHasItsOwnPlaces) {
-  SessionManager manager(4, 2, 1);
+  SessionManager manager(4, 2);
   auto a = manager.Admit("a");
   auto b = manager.Admit("a");
   ASSERT_TRUE(a.ok() && b.ok());
@@ -491,8 +506,29 @@ TEST(SessionManagerTest, EachPeerHasItsOwnPlaces) {
   EXPECT_TRUE(manager.Admit("a").ok());
 }
 
+TEST(SessionManagerTest, LimitsChangeAndMemoryIsHeld) {
+  MemoryBudget memory(2 * SessionManager::kSessionBytes + 1);
+  SessionManager manager(1, 0, &memory);
+  auto a = manager.Admit("a");
+  ASSERT_TRUE(a.ok());
+  EXPECT_EQ(GetErrorInfo(manager.Admit("a").status()).reason, Reason::kRateLimited);
+  EXPECT_EQ(memory.held(MemoryKind::kSessions), SessionManager::kSessionBytes);
+  manager.SetLimits(8, 0);
+  auto b = manager.Admit("a");
+  ASSERT_TRUE(b.ok());
+  const absl::Status full = manager.Admit("a").status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorInfo(full).reason, Reason::kOutOfMemory);
+  manager.SetLimits(8, 1);  // both stay, and no third of this address comes
+  b->Release();
+  EXPECT_EQ(GetErrorInfo(manager.Admit("a").status()).reason, Reason::kRateLimited);
+  a->Release();
+  EXPECT_TRUE(manager.Admit("a").ok());
+  EXPECT_EQ(memory.held(), 0U);
+}
+
 TEST(SessionManagerTest, ManyThreadsNeverPassTheLimit) {
-  SessionManager manager(10, 0, 1);
+  SessionManager manager(10, 0);
   std::atomic<int> most{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

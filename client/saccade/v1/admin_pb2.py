@@ -13,37 +13,68 @@ _sym_db = _symbol_database.Default()
 
 from saccade.v1 import error_pb2 as saccade_dot_v1_dot_error__pb2
 from saccade.v1 import inference_pb2 as saccade_dot_v1_dot_inference__pb2
+from saccade.v1 import models_pb2 as saccade_dot_v1_dot_models__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16saccade/v1/admin.proto\x12\nsaccade.v1\x1a\x16saccade/v1/error.proto\x1a\x1asaccade/v1/inference.proto\"(\n\x10GetRecentRequest\x12\x14\n\x0cmax_requests\x18\x01 \x01(\r\"@\n\x11GetRecentResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.saccade.v1.RecentRequest\"\xb1\x02\n\rRecentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rlatency_class\x18\x04 \x01(\t\x12\x12\n\narrival_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x06 \x01(\x04\x12\x10\n\x08total_us\x18\x07 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x08 \x01(\x05\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.saccade.v1.ErrorReason\x12\x0c\n\x04late\x18\n \x01(\x08\x12$\n\x07timings\x18\x0b \x01(\x0b\x32\x13.saccade.v1.Timings\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x15\n\rcached_tokens\x18\r \x01(\r\"\x11\n\x0fGetTraceRequest\" \n\x10GetTraceResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"+\n\x0fGetCacheRequest\x12\x18\n\x10\x63heck_invariants\x18\x01 \x01(\x08\"n\n\x10GetCacheResponse\x12&\n\x06\x63\x61\x63hes\x18\x01 \x03(\x0b\x32\x16.saccade.v1.CacheState\x12\x1d\n\x10\x62roken_invariant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_broken_invariant\"\xb8\x01\n\nCacheState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12.\n\npartitions\x18\x05 \x03(\x0b\x32\x1a.saccade.v1.PartitionState\x12\x17\n\x0f\x65mbeddings_held\x18\x06 \x01(\r\x12\x17\n\x0f\x65mbeddings_idle\x18\x07 \x01(\r\"\x83\x01\n\x0ePartitionState\x12\x10\n\x08modality\x18\x01 \x01(\t\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\r\n\x05\x66loor\x18\x04 \x01(\r\x12\x0b\n\x03\x63\x61p\x18\x05 \x01(\r\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bmiss_tokens\x18\x07 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse2\x9d\x02\n\x05\x41\x64min\x12H\n\tGetRecent\x12\x1c.saccade.v1.GetRecentRequest\x1a\x1d.saccade.v1.GetRecentResponse\x12\x45\n\x08GetTrace\x12\x1b.saccade.v1.GetTraceRequest\x1a\x1c.saccade.v1.GetTraceResponse\x12\x45\n\x08GetCache\x12\x1b.saccade.v1.GetCacheRequest\x1a\x1c.saccade.v1.GetCacheResponse\x12<\n\x05\x44rain\x12\x18.saccade.v1.DrainRequest\x1a\x19.saccade.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16saccade/v1/admin.proto\x12\nsaccade.v1\x1a\x16saccade/v1/error.proto\x1a\x1asaccade/v1/inference.proto\x1a\x17saccade/v1/models.proto\"(\n\x10GetRecentRequest\x12\x14\n\x0cmax_requests\x18\x01 \x01(\r\"@\n\x11GetRecentResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.saccade.v1.RecentRequest\"\xb1\x02\n\rRecentRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rlatency_class\x18\x04 \x01(\t\x12\x12\n\narrival_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x06 \x01(\x04\x12\x10\n\x08total_us\x18\x07 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x08 \x01(\x05\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.saccade.v1.ErrorReason\x12\x0c\n\x04late\x18\n \x01(\x08\x12$\n\x07timings\x18\x0b \x01(\x0b\x32\x13.saccade.v1.Timings\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x15\n\rcached_tokens\x18\r \x01(\r\"\x11\n\x0fGetTraceRequest\" \n\x10GetTraceResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"+\n\x0fGetCacheRequest\x12\x18\n\x10\x63heck_invariants\x18\x01 \x01(\x08\"n\n\x10GetCacheResponse\x12&\n\x06\x63\x61\x63hes\x18\x01 \x03(\x0b\x32\x16.saccade.v1.CacheState\x12\x1d\n\x10\x62roken_invariant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_broken_invariant\"\xb8\x01\n\nCacheState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12.\n\npartitions\x18\x05 \x03(\x0b\x32\x1a.saccade.v1.PartitionState\x12\x17\n\x0f\x65mbeddings_held\x18\x06 \x01(\r\x12\x17\n\x0f\x65mbeddings_idle\x18\x07 \x01(\r\"\x83\x01\n\x0ePartitionState\x12\x10\n\x08modality\x18\x01 \x01(\t\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\r\n\x05\x66loor\x18\x04 \x01(\r\x12\x0b\n\x03\x63\x61p\x18\x05 \x01(\r\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bmiss_tokens\x18\x07 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\">\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x0c\n\x04like\x18\x03 \x01(\t\"5\n\x11LoadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.saccade.v1.Model\"D\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07grace_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"\x15\n\x13UnloadModelResponse\"T\n\x12ReloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x14\n\x07grace_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"7\n\x13ReloadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.saccade.v1.Model\"\x12\n\x10GetLimitsRequest\";\n\x11GetLimitsResponse\x12&\n\x06limits\x18\x01 \x01(\x0b\x32\x16.saccade.v1.LiveLimits\":\n\x10SetLimitsRequest\x12&\n\x06limits\x18\x01 \x01(\x0b\x32\x16.saccade.v1.LiveLimits\";\n\x11SetLimitsResponse\x12&\n\x06limits\x18\x01 \x01(\x0b\x32\x16.saccade.v1.LiveLimits\"\x91\x06\n\nLiveLimits\x12\x19\n\x0cmax_sessions\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x11max_message_bytes\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0fmax_image_bytes\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\nmax_pixels\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\"\n\x15max_instruction_bytes\x18\x05 \x01(\rH\x04\x88\x01\x01\x12#\n\x16max_instruction_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nacts_per_s\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x19\n\x0c\x66rames_per_s\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1b\n\x0emessages_per_s\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x19\n\x0cpixels_per_s\x18\n \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11sessions_per_peer\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x1b\n\x0e\x61\x63ts_in_flight\x18\x0c \x01(\rH\x0b\x88\x01\x01\x12\x1b\n\x0esession_idle_s\x18\r \x01(\x01H\x0c\x88\x01\x01\x12\x18\n\x0bmax_samples\x18\x0e \x01(\rH\r\x88\x01\x01\x12\x1c\n\x0foutbox_messages\x18\x0f \x01(\rH\x0e\x88\x01\x01\x12\'\n\x07\x63lasses\x18\x10 \x03(\x0b\x32\x16.saccade.v1.ClassLimitB\x0f\n\r_max_sessionsB\x14\n\x12_max_message_bytesB\x12\n\x10_max_image_bytesB\r\n\x0b_max_pixelsB\x18\n\x16_max_instruction_bytesB\x19\n\x17_max_instruction_tokensB\r\n\x0b_acts_per_sB\x0f\n\r_frames_per_sB\x11\n\x0f_messages_per_sB\x0f\n\r_pixels_per_sB\x14\n\x12_sessions_per_peerB\x11\n\x0f_acts_in_flightB\x11\n\x0f_session_idle_sB\x0e\n\x0c_max_samplesB\x12\n\x10_outbox_messages\".\n\nClassLimit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmax_queued\x18\x02 \x01(\r\"\x12\n\x10GetMemoryRequest\"b\n\x11GetMemoryResponse\x12\x13\n\x0blimit_bytes\x18\x01 \x01(\x04\x12\x12\n\nheld_bytes\x18\x02 \x01(\x04\x12$\n\x05kinds\x18\x03 \x03(\x0b\x32\x15.saccade.v1.MemoryUse\"-\n\tMemoryUse\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nheld_bytes\x18\x02 \x01(\x04\x32\xe5\x05\n\x05\x41\x64min\x12H\n\tGetRecent\x12\x1c.saccade.v1.GetRecentRequest\x1a\x1d.saccade.v1.GetRecentResponse\x12\x45\n\x08GetTrace\x12\x1b.saccade.v1.GetTraceRequest\x1a\x1c.saccade.v1.GetTraceResponse\x12\x45\n\x08GetCache\x12\x1b.saccade.v1.GetCacheRequest\x1a\x1c.saccade.v1.GetCacheResponse\x12H\n\tLoadModel\x12\x1c.saccade.v1.LoadModelRequest\x1a\x1d.saccade.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.saccade.v1.UnloadModelRequest\x1a\x1f.saccade.v1.UnloadModelResponse\x12N\n\x0bReloadModel\x12\x1e.saccade.v1.ReloadModelRequest\x1a\x1f.saccade.v1.ReloadModelResponse\x12H\n\tGetLimits\x12\x1c.saccade.v1.GetLimitsRequest\x1a\x1d.saccade.v1.GetLimitsResponse\x12H\n\tSetLimits\x12\x1c.saccade.v1.SetLimitsRequest\x1a\x1d.saccade.v1.SetLimitsResponse\x12H\n\tGetMemory\x12\x1c.saccade.v1.GetMemoryRequest\x1a\x1d.saccade.v1.GetMemoryResponse\x12<\n\x05\x44rain\x12\x18.saccade.v1.DrainRequest\x1a\x19.saccade.v1.DrainResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saccade.v1.admin_pb2', globals())
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
-  _GETRECENTREQUEST._serialized_start=90
-  _GETRECENTREQUEST._serialized_end=130
-  _GETRECENTRESPONSE._serialized_start=132
-  _GETRECENTRESPONSE._serialized_end=196
-  _RECENTREQUEST._serialized_start=199
-  _RECENTREQUEST._serialized_end=504
-  _GETTRACEREQUEST._serialized_start=506
-  _GETTRACEREQUEST._serialized_end=523
-  _GETTRACERESPONSE._serialized_start=525
-  _GETTRACERESPONSE._serialized_end=557
-  _GETCACHEREQUEST._serialized_start=559
-  _GETCACHEREQUEST._serialized_end=602
-  _GETCACHERESPONSE._serialized_start=604
-  _GETCACHERESPONSE._serialized_end=714
-  _CACHESTATE._serialized_start=717
-  _CACHESTATE._serialized_end=901
-  _PARTITIONSTATE._serialized_start=904
-  _PARTITIONSTATE._serialized_end=1035
-  _DRAINREQUEST._serialized_start=1037
-  _DRAINREQUEST._serialized_end=1051
-  _DRAINRESPONSE._serialized_start=1053
-  _DRAINRESPONSE._serialized_end=1068
-  _ADMIN._serialized_start=1071
-  _ADMIN._serialized_end=1356
+  _GETRECENTREQUEST._serialized_start=115
+  _GETRECENTREQUEST._serialized_end=155
+  _GETRECENTRESPONSE._serialized_start=157
+  _GETRECENTRESPONSE._serialized_end=221
+  _RECENTREQUEST._serialized_start=224
+  _RECENTREQUEST._serialized_end=529
+  _GETTRACEREQUEST._serialized_start=531
+  _GETTRACEREQUEST._serialized_end=548
+  _GETTRACERESPONSE._serialized_start=550
+  _GETTRACERESPONSE._serialized_end=582
+  _GETCACHEREQUEST._serialized_start=584
+  _GETCACHEREQUEST._serialized_end=627
+  _GETCACHERESPONSE._serialized_start=629
+  _GETCACHERESPONSE._serialized_end=739
+  _CACHESTATE._serialized_start=742
+  _CACHESTATE._serialized_end=926
+  _PARTITIONSTATE._serialized_start=929
+  _PARTITIONSTATE._serialized_end=1060
+  _DRAINREQUEST._serialized_start=1062
+  _DRAINREQUEST._serialized_end=1076
+  _DRAINRESPONSE._serialized_start=1078
+  _DRAINRESPONSE._serialized_end=1093
+  _LOADMODELREQUEST._serialized_start=1095
+  _LOADMODELREQUEST._serialized_end=1157
+  _LOADMODELRESPONSE._serialized_start=1159
+  _LOADMODELRESPONSE._serialized_end=1212
+  _UNLOADMODELREQUEST._serialized_start=1214
+  _UNLOADMODELREQUEST._serialized_end=1282
+  _UNLOADMODELRESPONSE._serialized_start=1284
+  _UNLOADMODELRESPONSE._serialized_end=1305
+  _RELOADMODELREQUEST._serialized_start=1307
+  _RELOADMODELREQUEST._serialized_end=1391
+  _RELOADMODELRESPONSE._serialized_start=1393
+  _RELOADMODELRESPONSE._serialized_end=1448
+  _GETLIMITSREQUEST._serialized_start=1450
+  _GETLIMITSREQUEST._serialized_end=1468
+  _GETLIMITSRESPONSE._serialized_start=1470
+  _GETLIMITSRESPONSE._serialized_end=1529
+  _SETLIMITSREQUEST._serialized_start=1531
+  _SETLIMITSREQUEST._serialized_end=1589
+  _SETLIMITSRESPONSE._serialized_start=1591
+  _SETLIMITSRESPONSE._serialized_end=1650
+  _LIVELIMITS._serialized_start=1653
+  _LIVELIMITS._serialized_end=2438
+  _CLASSLIMIT._serialized_start=2440
+  _CLASSLIMIT._serialized_end=2486
+  _GETMEMORYREQUEST._serialized_start=2488
+  _GETMEMORYREQUEST._serialized_end=2506
+  _GETMEMORYRESPONSE._serialized_start=2508
+  _GETMEMORYRESPONSE._serialized_end=2606
+  _MEMORYUSE._serialized_start=2608
+  _MEMORYUSE._serialized_end=2653
+  _ADMIN._serialized_start=2656
+  _ADMIN._serialized_end=3397
 # @@protoc_insertion_point(module_scope)

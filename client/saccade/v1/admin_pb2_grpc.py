@@ -6,8 +6,9 @@ from saccade.v1 import admin_pb2 as saccade_dot_v1_dot_admin__pb2
 
 
 class AdminStub(object):
-    """Needs the admin role where tokens are configured. Answers come from the thread that schedules, so
-    each call costs it the time of a copy.
+    """Needs the admin role where tokens are configured. GetRecent, GetTrace and GetCache are answered by
+    the thread that schedules and cost it the time of a copy. Loads, unloads and reloads are done one
+    after another, eight may wait; they go on when the caller is gone.
     """
 
     def __init__(self, channel):
@@ -31,6 +32,36 @@ class AdminStub(object):
                 request_serializer=saccade_dot_v1_dot_admin__pb2.GetCacheRequest.SerializeToString,
                 response_deserializer=saccade_dot_v1_dot_admin__pb2.GetCacheResponse.FromString,
                 )
+        self.LoadModel = channel.unary_unary(
+                '/saccade.v1.Admin/LoadModel',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.LoadModelResponse.FromString,
+                )
+        self.UnloadModel = channel.unary_unary(
+                '/saccade.v1.Admin/UnloadModel',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.UnloadModelResponse.FromString,
+                )
+        self.ReloadModel = channel.unary_unary(
+                '/saccade.v1.Admin/ReloadModel',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.ReloadModelRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.ReloadModelResponse.FromString,
+                )
+        self.GetLimits = channel.unary_unary(
+                '/saccade.v1.Admin/GetLimits',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.GetLimitsRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.GetLimitsResponse.FromString,
+                )
+        self.SetLimits = channel.unary_unary(
+                '/saccade.v1.Admin/SetLimits',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.SetLimitsResponse.FromString,
+                )
+        self.GetMemory = channel.unary_unary(
+                '/saccade.v1.Admin/GetMemory',
+                request_serializer=saccade_dot_v1_dot_admin__pb2.GetMemoryRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_admin__pb2.GetMemoryResponse.FromString,
+                )
         self.Drain = channel.unary_unary(
                 '/saccade.v1.Admin/Drain',
                 request_serializer=saccade_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -39,8 +70,9 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Needs the admin role where tokens are configured. Answers come from the thread that schedules, so
-    each call costs it the time of a copy.
+    """Needs the admin role where tokens are configured. GetRecent, GetTrace and GetCache are answered by
+    the thread that schedules and cost it the time of a copy. Loads, unloads and reloads are done one
+    after another, eight may wait; they go on when the caller is gone.
     """
 
     def GetRecent(self, request, context):
@@ -59,6 +91,56 @@ class AdminServicer(object):
 
     def GetCache(self, request, context):
         """What the caches hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Loads a model beside the others and serves it. Requests of the others go on. ALREADY_EXISTS: a
+        model of that name is served. INVALID_ARGUMENT: a name or folder that may not be, or whose
+        checkpoint cannot be served. NOT_FOUND: no such folder. RESOURCE_EXHAUSTED (OUT_OF_MEMORY): it does not
+        fit the memory budget; the message has the sum.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Takes a model out: new requests for it are refused, accepted ones are finished or fail after the
+        grace, its sessions get a notice and end with MODEL_UNLOADED. Returns when its memory is free.
+        NOT_FOUND: no model of that name is served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadModel(self, request, context):
+        """Loads a model anew beside the old one, then gives new sessions the new one in one step; sessions
+        of the old one get a notice and keep it for the grace. Returns when the old one is gone. On an
+        error, as for LoadModel, the old one goes on serving as if nothing had been asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLimits(self, request, context):
+        """The limits that can be changed while the server runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLimits(self, request, context):
+        """Changes some of them, all or none; open sessions follow with their next message. Checked as the
+        configuration is: INVALID_ARGUMENT names the key. Not kept over a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMemory(self, request, context):
+        """The memory budget and what holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,6 +172,36 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=saccade_dot_v1_dot_admin__pb2.GetCacheRequest.FromString,
                     response_serializer=saccade_dot_v1_dot_admin__pb2.GetCacheResponse.SerializeToString,
             ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.LoadModelRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.UnloadModelRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'ReloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadModel,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.ReloadModelRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.ReloadModelResponse.SerializeToString,
+            ),
+            'GetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLimits,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.GetLimitsRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.GetLimitsResponse.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.SetLimitsRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.SetLimitsResponse.SerializeToString,
+            ),
+            'GetMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMemory,
+                    request_deserializer=saccade_dot_v1_dot_admin__pb2.GetMemoryRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_admin__pb2.GetMemoryResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=saccade_dot_v1_dot_admin__pb2.DrainRequest.FromString,
@@ -103,8 +215,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Needs the admin role where tokens are configured. Answers come from the thread that schedules, so
-    each call costs it the time of a copy.
+    """Needs the admin role where tokens are configured. GetRecent, GetTrace and GetCache are answered by
+    the thread that schedules and cost it the time of a copy. Loads, unloads and reloads are done one
+    after another, eight may wait; they go on when the caller is gone.
     """
 
     @staticmethod
@@ -155,6 +268,108 @@ class Admin(object):
         return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/GetCache',
             saccade_dot_v1_dot_admin__pb2.GetCacheRequest.SerializeToString,
             saccade_dot_v1_dot_admin__pb2.GetCacheResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/LoadModel',
+            saccade_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.LoadModelResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/UnloadModel',
+            saccade_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.UnloadModelResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/ReloadModel',
+            saccade_dot_v1_dot_admin__pb2.ReloadModelRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.ReloadModelResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/GetLimits',
+            saccade_dot_v1_dot_admin__pb2.GetLimitsRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.GetLimitsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/SetLimits',
+            saccade_dot_v1_dot_admin__pb2.SetLimitsRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.SetLimitsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/saccade.v1.Admin/GetMemory',
+            saccade_dot_v1_dot_admin__pb2.GetMemoryRequest.SerializeToString,
+            saccade_dot_v1_dot_admin__pb2.GetMemoryResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -32,7 +32,7 @@ class ModelsServicer(object):
     """
 
     def List(self, request, context):
-        """Every model, in the order of the configuration.
+        """Every model that takes requests, in the order of the configuration and of loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_backend.h"
 
 #include <array>
+#include <atomic>
 #include <span>
 #include <string>
 #include <utility>
@@ -97,6 +98,12 @@ class CpuBackend final : public Backend {
                                                           uint32_t num_blocks) override {
     return cpu::CpuKvStorage::Make(core_->kernels(), geometry, num_blocks);
   }
+  uint64_t KvBytes(const KvGeometry& geometry, uint32_t num_blocks) const override {
+    const cpu::KvLayout layout = cpu::MakeKvLayout(core_->kernels(), geometry.kv_heads,
+                                                   geometry.head_dim, cpu::TypeOf(geometry.dtype));
+    return uint64_t{num_blocks} * geometry.layers * layout.block_stride;
+  }
+  void BeginServing() override { serving_.store(true, std::memory_order_relaxed); }
 
  private:
   const PanelLayout& Layout(DType dtype) const {
@@ -118,17 +125,23 @@ class CpuBackend final : public Backend {
     ASSIGN_OR_RETURN(Memory memory, Memory::Allocate(panels * panel_bytes));
     std::vector<WeightColumn> padded = columns;
     padded.resize(panels * width, WeightColumn{nullptr, Type::kF32});
-    const std::lock_guard lock(core_->mutex());
-    core_->ParallelFor(static_cast<int64_t>(panels), [&](int64_t panel, void*) {
+    const auto pack = [&](int64_t panel, void*) {
       const auto at = static_cast<size_t>(panel);
       cpu::PackPanel(layout, type, padded.data() + at * width, k, memory.data() + at * panel_bytes);
-    });
+    };
+    if (serving_.load(std::memory_order_relaxed)) {
+      for (size_t panel = 0; panel < panels; ++panel) pack(static_cast<int64_t>(panel), nullptr);
+    } else {
+      const std::lock_guard lock(core_->mutex());
+      core_->ParallelFor(static_cast<int64_t>(panels), pack);
+    }
     return std::make_unique<cpu::CpuPackedWeight>(n, k, dtype, gated, static_cast<int64_t>(panels),
                                                   core_->kernels().isa, std::move(memory));
   }
 
   const std::shared_ptr<cpu::Core> core_;
   const cpu::CpuOps ops_;
+  std::atomic<bool> serving_{false};
 };
 
 }  // namespace

@@ -56,6 +56,7 @@ void DescribeOpenVla(const Checkpoint& checkpoint, const DescribeLimits& limits,
     }
     memory.workspace =
         config->WorkspaceBytes(limits.frames, limits.rows, limits.logit_rows, compute);
+    memory.parking = config->ParkingBytes(limits.frames, limits.rows, limits.logit_rows, compute);
     out.memory.push_back(memory);
   }
 }

@@ -38,6 +38,7 @@ struct FolderDescription {
     DType compute = DType::kF32;
     size_t weights = 0;    // on a device, without padding
     size_t workspace = 0;  // of one step within the limits
+    size_t parking = 0;    // of one pass that is cut into slices
   };
   std::vector<Memory> memory;  // per compute dtype
 };
