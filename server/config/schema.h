@@ -281,10 +281,10 @@ void Describe(V& v, ModelConfig& c) {
 
 template <class V>
 void Describe(V& v, SchedulerConfig& c) {
-  v.Real(
-      Key{"step_ceiling_ms",
-          "Longest model step: what an urgent arrival waits for at most. Prefill is cut to fit."},
-      c.step_ceiling_ms, 0.1, 10'000);
+  v.Real(Key{"step_ceiling_ms",
+             "Longest model step: what an urgent arrival waits for at most. Work is cut to fit, by "
+             "rows and, where one row or frame is longer, by layers."},
+         c.step_ceiling_ms, 0.1, 10'000);
   v.Integer(Key{"max_batch_rows", "Token rows of one step over all its sequences."},
             c.max_batch_rows, 1, 65'536);
   v.Integer(Key{"max_batch_sequences", "Sequences of one step."}, c.max_batch_sequences, 1, 1'024);

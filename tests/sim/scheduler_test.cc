@@ -1277,5 +1277,98 @@ TEST(Scheduler, IsDeterministic) {
   EXPECT_EQ(run(), run());
 }
 
+// ------------------------------------------------------------------------------------------------
+// layers
+
+// Model 1 takes 180 ms for a row, in 22 layers of 8 ms and a head; model 0 is small.
+Options LargeAndSmall() {
+  Options options = DefaultOptions();
+  options.scheduler.step_ceiling = Micros(20'000);
+  options.lanes = {Lane(0, 0), Lane(0, 1)};
+  options.lanes[1].trunk_layers = EvenLayers(22, 1);
+  options.step_us = [](const StepPlan& plan) {
+    return plan.model == ModelId(1) ? TrueCosts{0, 0, 178'000, 2'000, 2'000, 0, 50}.Of(plan)
+                                    : TrueCosts{0, 3'000, 500, 5, 50, 0, 50}.Of(plan);
+  };
+  return options;
+}
+
+// A large request until its pass is cut: the cost model knows it then.
+size_t StartLarge(Simulation& sim, uint32_t text, uint32_t klass = 3) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    sim.Offer({.klass = klass, .model = 1, .timeline = sim.Prompt({}, 40, seed)});
+    sim.Offer({.klass = 0, .timeline = sim.Prompt({}, 40, seed), .deadline = Micros(900'000)});
+    sim.RunToIdle();
+  }
+  const size_t large =
+      sim.Offer({.klass = klass, .model = 1, .timeline = sim.Prompt({}, text, 77)});
+  sim.RunFor(Micros(50'000));
+  EXPECT_NE(sim.running(), nullptr);
+  EXPECT_FALSE(sim.running()->slice.whole());
+  EXPECT_FALSE(sim.running()->slice.last());
+  return large;
+}
+
+TEST(Layers, ControlWaitsForOneSliceAndThePassGoesOn) {
+  Simulation sim(LargeAndSmall());
+  const size_t large = StartLarge(sim, 200);
+  const StepId pass = sim.running()->slice.pass;
+  const size_t control =
+      sim.Offer({.klass = 0, .timeline = sim.Prompt({}, 40, 99), .deadline = Micros(100'000)});
+  sim.RunToIdle();
+  ASSERT_TRUE(sim.request(control).ok());
+  EXPECT_LE(ToMicros(*sim.request(control).first_start - sim.request(control).arrival).count(),
+            20'000);
+  ASSERT_TRUE(sim.request(large).ok());
+  uint32_t layers = 0;
+  for (const FinishedStep& step : sim.steps()) {
+    if (step.plan.slice.pass != pass) continue;
+    EXPECT_EQ(step.plan.slice.begin, layers);
+    EXPECT_LE(ToMicros(step.finished - step.started).count(), 20'000);
+    layers = step.plan.slice.end;
+  }
+  EXPECT_GE(layers, 22u);
+  sim.ExpectBaseline();
+}
+
+TEST(Layers, APassNobodyWantsIsDroppedAtTheNextSlice) {
+  Simulation sim(LargeAndSmall());
+  const size_t large = StartLarge(sim, 200);
+  EXPECT_GT(sim.HeldBlocks(1), 0u);
+  const size_t steps = sim.steps().size();
+  sim.Cancel(large);
+  EXPECT_GT(sim.HeldBlocks(1), 0u);  // the running slice names them
+  sim.RunToIdle();
+  EXPECT_LE(sim.steps().size(), steps + 2);
+  sim.ExpectBaseline();
+}
+
+TEST(Layers, ASliceThatFailsFailsItsPassOnce) {
+  Simulation sim(LargeAndSmall());
+  const size_t large = StartLarge(sim, 200);
+  sim.FailRunningStep(0);
+  sim.RunToIdle();
+  EXPECT_EQ(sim.request(large).reason(), Reason::kWorkerFailed);
+  const size_t again = sim.Offer({.klass = 3, .model = 1, .timeline = sim.Prompt({}, 200, 77)});
+  sim.RunToIdle();
+  EXPECT_TRUE(sim.request(again).ok());
+  sim.ExpectBaseline();
+}
+
+TEST(Layers, ATierAboveCutsInWithAPassOfItsOwn) {
+  Simulation sim(LargeAndSmall());
+  const size_t low = StartLarge(sim, 200);
+  const size_t high = sim.Offer({.klass = 0,
+                                 .model = 1,
+                                 .timeline = sim.Prompt({}, 1, 99),
+                                 .action_tokens = 1,
+                                 .deadline = Micros(600'000)});
+  sim.RunToIdle();
+  ASSERT_TRUE(sim.request(high).ok());
+  ASSERT_TRUE(sim.request(low).ok());
+  EXPECT_LT(sim.request(high).outcome_at, sim.request(low).token_times.front());
+  sim.ExpectBaseline();
+}
+
 }  // namespace
 }  // namespace saccade::sim
