@@ -90,8 +90,8 @@ class RandomTrunk final : public Model {
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
     return Prompt{{Modality::kText, {ids.begin(), ids.end()}, 0}};
   }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, const Rgb8Image& image) const override {
-    return image;
+  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+    return ReadImage(rows);
   }
   bool IsActionToken(int32_t) const override { return true; }
   absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens, std::string_view,
@@ -288,11 +288,12 @@ class Bench {
       ids[i] = static_cast<int32_t>((number * 7919 + i * 31) % 30'000);
     }
     auto sink = std::make_shared<Sink>();
-    TimelineBuilder builder = engine_->NewTimeline(ModelId(model));
+    const ModelRef served = engine_->models()[static_cast<size_t>(model)];
+    TimelineBuilder builder = served->NewTimeline();
     builder.AddText(ids);
     ActRequest request;
     request.session = SessionId(session);
-    request.model = ModelId(model);
+    request.model = served->id;
     request.klass = ClassId(klass);
     request.arrival = clock_.Now();
     request.timeline = builder.Build();

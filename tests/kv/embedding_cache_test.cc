@@ -57,7 +57,7 @@ TEST(EmbeddingCache, SharesASlotInFlight) {
 TEST(EmbeddingCache, CameraAndIdentityAreTheKey) {
   EmbeddingCache cache(4);
   const ContentRef frame = Frame(1);
-  auto twin = std::make_shared<Content>(*frame);  // equal digest, another object
+  const ContentRef twin = NewFrame(1);  // equal digest, another object
   Fill(cache, frame, 0);
   EXPECT_FALSE(cache.Acquire(frame, 1).has_value());
   EXPECT_FALSE(cache.Acquire(twin, 0).has_value());

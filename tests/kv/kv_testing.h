@@ -59,13 +59,14 @@ class KvCacheTestPeer {
   static uint32_t& free_blocks(KvCache& cache) { return cache.pool_->free_; }
 };
 
-inline ContentRef Frame(uint8_t value) {
+inline std::shared_ptr<Content> NewFrame(uint8_t value) {
   auto content = std::make_shared<Content>();
   content->width = content->height = 1;
   content->rgb = {value, value, value};
   content->digest = DigestBytes("frame.v1", content->rgb);
   return content;
 }
+inline ContentRef Frame(uint8_t value) { return NewFrame(value); }
 
 inline Digest128 Salt(std::string_view name) { return DigestBuilder("salt").Field(name).Finish(); }
 

@@ -131,7 +131,7 @@ TEST(Timeline, SaltFieldsDoNotRunTogether) {
 
 // A digest of a frame that equals another's changes nothing: frames are compared by identity.
 TEST(Timeline, FramesAreComparedByIdentity) {
-  auto twin = std::make_shared<Content>(*Frame(2));
+  const std::shared_ptr<Content> twin = NewFrame(2);
   const ContentRef frame = Frame(1);
   twin->digest = frame->digest;
   const auto a = TimelineBuilder(Salt("m"), 4).AddVision(0, frame, 8).Build();

@@ -210,7 +210,7 @@ TEST(PeerTest, TellsThisHostFromOthers) {
 
 TEST(AdminAccessTest, WithoutTokensAdminIsForThisHostOnly) {
   const SteadyClock clock;
-  Front front(Config(), nullptr, clock, nullptr, "1.2.3");
+  Front front(Config(), nullptr, clock, nullptr, nullptr, "1.2.3");
   for (const std::string_view method :
        {method::kGetRecent, method::kGetTrace, method::kGetCache, method::kDrain}) {
     EXPECT_TRUE(front.Authorize(method, {}, "ipv4:127.0.0.1:9").ok()) << method;

@@ -82,9 +82,10 @@ TEST(EngineTurnsTest, ManyThreadsSubmitCancelAndAsk) {
   Meeting meeting;
   std::atomic<int> refused{0};
   const auto client = [&](int t) {
-    const Model& model = *engine.models()[0].instances[0];
+    const ModelRef served = engine.models().front();
+    const Model& model = *served->instances[0];
     for (int i = 0; i < kRequests; ++i) {
-      TimelineBuilder builder = engine.NewTimeline(ModelId(0));
+      TimelineBuilder builder = served->NewTimeline();
       const absl::StatusOr<Prompt> prompt = model.BuildPrompt("go " + std::to_string(i % 7));
       ASSERT_TRUE(prompt.ok()) << prompt.status();
       for (const PromptSegment& segment : *prompt) {
@@ -102,7 +103,7 @@ TEST(EngineTurnsTest, ManyThreadsSubmitCancelAndAsk) {
       }
       ActRequest request;
       request.session = SessionId(static_cast<uint64_t>(t + 1));
-      request.model = ModelId(0);
+      request.model = served->id;
       request.klass = ClassId(static_cast<int32_t>(engine.classes().size()) - 1);
       request.arrival = std::chrono::steady_clock::now();
       request.timeline = builder.Build();
