@@ -107,7 +107,7 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics) {
+                                                    Metrics* metrics, const CostTable& costs) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (size_t i = 0; i < config.backends.size(); ++i) {
     absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(config.backends[i]);
@@ -157,8 +157,9 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
     models.push_back(std::move(served));
   }
 
-  return Engine::Start(ToEngineOptions(config), std::move(backends), std::move(models), clock,
-                       metrics);
+  EngineOptions options = ToEngineOptions(config);
+  options.costs = costs;
+  return Engine::Start(options, std::move(backends), std::move(models), clock, metrics);
 }
 
 }  // namespace saccade

@@ -25,7 +25,8 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
 
 // Makes every backend, loads every model on each of its backends, starts and warms up the engine.
 // Takes seconds to minutes, with the size of the weights. Errors name the model or backend.
+// `costs`: step times of earlier runs.
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics);
+                                                    Metrics* metrics, const CostTable& costs = {});
 
 }  // namespace saccade

@@ -12,6 +12,7 @@
 #include "assembly.h"
 #include "base/logging.h"
 #include "base/strings.h"
+#include "cost_keeper.h"
 #include "rpc/grpc_log.h"
 #include "rpc/health_probe.h"
 #include "rpc/server.h"
@@ -96,7 +97,9 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   LogInfo("listening, loading models",
           {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
-  absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics);
+  CostKeeper costs(config->scheduler.cost_file);
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      BuildEngine(*config, clock, &metrics, costs.known());
   if (!engine.ok()) {
     rpc->reset();
     Leave(Fail(engine.status()));
@@ -105,6 +108,7 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     rpc->reset();
     Leave(Fail(status));
   }
+  costs.Start(**engine);
   loaded.store(true, std::memory_order_release);
   LogInfo("ready");
 
@@ -115,6 +119,7 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   (*engine)->Drain(until);
   (*rpc)->Shutdown(until);
   rpc->reset();
+  costs.Stop();
   if ((*engine)->stuck()) {
     LogError("stopped; a worker still hangs in a step");
     Leave(1);  // ends the process without waiting for it

@@ -71,6 +71,7 @@ class Engine::Impl {
   bool Ready() const;
   absl::StatusOr<SchedulerStats> Stats();
   absl::StatusOr<RecentWork> Recent();
+  absl::StatusOr<CostTable> Costs();
   absl::Status CheckInvariants();
 
   const EngineOptions& options() const { return options_; }
@@ -221,6 +222,8 @@ absl::Status Engine::Impl::Start() {
       lane.max_rows = options_.max_rows;
       lane.max_frames = options_.max_frames;
       lane.max_logit_rows = options_.max_logit_rows;
+      const auto costs = options_.costs.find(CostKey(model.spec(), *backends_[worker]));
+      if (costs != options_.costs.end()) lane.cost = costs->second;
       lanes.push_back(lane);
     }
   }
@@ -378,6 +381,21 @@ absl::StatusOr<RecentWork> Engine::Impl::Recent() {
   RecentWork recent;
   if (!AskEngineThread([&] { recent = recorder_.Recent(); })) return Stopped();
   return recent;
+}
+
+absl::StatusOr<CostTable> Engine::Impl::Costs() {
+  CostTable costs;
+  const auto copy = [&] {
+    for (size_t m = 0; m < models_.size(); ++m) {
+      for (const WorkerId worker : models_[m].workers) {
+        const Backend& backend = *backends_[static_cast<size_t>(worker.value())];
+        costs.insert_or_assign(CostKey(models_[m].spec(), backend),
+                               scheduler_->cost_model(worker, ModelId(static_cast<int32_t>(m))));
+      }
+    }
+  };
+  if (!AskEngineThread(copy)) return Stopped();
+  return costs;
 }
 
 absl::Status Engine::Impl::CheckInvariants() {
@@ -697,6 +715,7 @@ bool Engine::Ready() const { return impl_->Ready(); }
 bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
 absl::StatusOr<RecentWork> Engine::Recent() { return impl_->Recent(); }
+absl::StatusOr<CostTable> Engine::Costs() { return impl_->Costs(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
 std::span<const ServedModel> Engine::models() const { return impl_->models(); }
 std::span<const LatencyClass> Engine::classes() const { return impl_->options().classes; }

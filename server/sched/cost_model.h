@@ -11,8 +11,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "sched/step.h"
 
 namespace saccade {
@@ -31,12 +34,23 @@ class CostModel {
   void Observe(const StepShape& shape, Micros took);
   uint64_t observations() const { return observations_; }
 
+  // Everything it knows as kSavedNumbers finite numbers, and back: the copy predicts and learns as
+  // the original. INVALID_ARGUMENT for numbers that no model could have reached.
+  std::vector<double> Save() const;
+  static absl::StatusOr<CostModel> Restore(std::span<const double> numbers);
+
  private:
   static constexpr size_t kFeatures = 5;  // vision base, frame, trunk base, prefill, decode row
   static constexpr size_t kKinds = 8;     // bit 0: frames, bit 1: prefill rows, bit 2: decode rows
   static constexpr size_t kBuckets = 120;
   using Features = std::array<double, kFeatures>;
 
+  static constexpr size_t kSumsNumbers = 2 + kFeatures * (kFeatures + 1) / 2 + kFeatures;
+
+ public:
+  static constexpr size_t kSavedNumbers = 4 + kBuckets + kKinds * kSumsNumbers;
+
+ private:
   // Weighted normal equations of one kind.
   struct Sums {
     std::array<Features, kFeatures> xx{};

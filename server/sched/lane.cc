@@ -40,6 +40,7 @@ Lane::Lane(const LaneOptions& lane_options, std::unique_ptr<KvCache> cache)
     : options(lane_options),
       kv(std::move(cache)),
       embeddings(lane_options.embedding_slots),
+      cost(lane_options.cost),
       frames_(lane_options.embedding_slots) {
   free_slots_.reserve(options.sequence_slots);
   for (uint32_t i = options.sequence_slots; i-- > 0;) {

@@ -32,6 +32,7 @@ struct LaneOptions {
   uint32_t max_rows = 0;           // trunk rows of one step (arena size)
   uint32_t max_frames = 0;         // encodes of one step
   uint32_t max_logit_rows = 0;
+  CostModel cost;  // what is known of its step times already
 };
 
 struct SchedulerOptions {

@@ -36,7 +36,8 @@ struct ServerOptions {
   std::function<void(Config&)> config = nullptr;  // changes to the defaults
   Micros step_timeout{30'000'000};
   std::function<void()> on_drain = nullptr;
-  bool serve = true;  // false: the port is open, the engine is not attached
+  CostTable costs = {};  // step times of earlier runs
+  bool serve = true;     // false: the port is open, the engine is not attached
 };
 
 // The engine with one FakeModel "fake". Requests without a class have no deadline.
@@ -71,6 +72,7 @@ class TestServer {
     models.push_back(std::move(served));
     EngineOptions engine;
     engine.step_timeout = options.step_timeout;
+    engine.costs = options.costs;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                 klass.tier, klass.preferred, klass.shares, klass.on_late,
