@@ -5,6 +5,7 @@
 // Forward lets a test hold a step for as long as it wants.
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -27,13 +28,21 @@ class Gate {
   void Close() {
     const std::lock_guard lock(mu_);
     open_ = false;
+    passes_ = 0;
   }
   void Open() {
     {
       const std::lock_guard lock(mu_);
       open_ = true;
+      passes_ = 0;
     }
     changed_.notify_all();
+  }
+  // Open for that many who pass from now on, then closed.
+  void CloseAfter(int passes) {
+    const std::lock_guard lock(mu_);
+    open_ = passes > 0;
+    passes_ = passes;
   }
   void Pass() {
     std::unique_lock lock(mu_);
@@ -42,6 +51,7 @@ class Gate {
     changed_.wait(lock, [this] { return open_; });
     --waiting_;
     ++passed_;
+    if (passes_ > 0 && --passes_ == 0) open_ = false;
   }
   // Until someone stands before the closed gate.
   void AwaitWaiter() {
@@ -57,6 +67,7 @@ class Gate {
   mutable std::mutex mu_;
   std::condition_variable changed_;
   bool open_ = true;
+  int passes_ = 0;  // until it closes by itself; 0: it does not
   int waiting_ = 0;
   uint64_t passed_ = 0;
 };
@@ -66,7 +77,10 @@ struct FakeModelOptions {
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
-  std::shared_ptr<Gate> gate = nullptr;  // passed once per trunk step; null: none
+  std::shared_ptr<Gate> gate = nullptr;         // passed once per trunk step; null: none
+  std::shared_ptr<Gate> encode_gate = nullptr;  // passed once per encode step; null: none
+  // What a trunk step ends with instead of running, when not OK; null: nothing.
+  std::function<absl::Status()> fault = nullptr;
 };
 
 class FakeModel final : public Model {
@@ -165,6 +179,7 @@ class FakeModel final : public Model {
            size_t{logit_rows} * 64 * (kVocab + kHidden) + 4096;
   }
   absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override {
+    if (options_.encode_gate != nullptr) options_.encode_gate->Pass();
     const float mean[3] = {0.5F, 0.5F, 0.5F};
     const float std[3] = {0.5F, 0.5F, 0.5F};
     for (size_t g = 0; g < batch.out.size(); ++g) {
@@ -176,6 +191,7 @@ class FakeModel final : public Model {
   }
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override {
     if (options_.gate != nullptr) options_.gate->Pass();
+    if (options_.fault != nullptr) RETURN_IF_ERROR(options_.fault());
     const int64_t rows = batch.paged.num_rows;
     ASSIGN_OR_RETURN(const TensorView x, ctx.arena.New(DType::kF32, {rows, kHidden}));
     ASSIGN_OR_RETURN(const TensorView q, ctx.arena.New(DType::kF32, {rows, kHeadDim}));

@@ -78,7 +78,7 @@ TEST(CostTableTest, EveryDamageIsSeen) {
   EXPECT_FALSE(ReadCostTable(good + "\n").ok());
   EXPECT_FALSE(ReadCostTable(std::string(kMaxCostBytes + 1, ' ')).ok());
   std::string other_version = good;
-  other_version.replace(good.find('1'), 1, "2");
+  other_version[good.find('1')] = '2';
   EXPECT_THAT(std::string(ReadCostTable(other_version).status().message()),
               HasSubstr("another version"));
 }
