@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -136,8 +137,9 @@ void SessionCore::HandleInbox(bool may_decode) {
 
 void SessionCore::Handle(const Incoming& incoming) {
   message_number_ = incoming.number;
-  const absl::Status status =
-      incoming.message.ok() ? Dispatch(incoming) : incoming.message.status();
+  const absl::Status status = incoming.message.ok()
+                                  ? CatchOutOfMemory([&] { return Dispatch(incoming); })
+                                  : incoming.message.status();
   if (status.ok()) return;
   service_->CountRefused(status);
   if (session_ != nullptr) {
