@@ -90,8 +90,12 @@ class Planner {
   void Charge(ActiveRequest& r, Micros more, uint32_t units);
   void Constrain(const Candidate& c);
 
+  // Where one decode row takes longer than the ceiling, as reading large weights does, others may
+  // add half of its time: nobody's wait can be shorter than that row, and alone in their steps the
+  // rows would never be batched.
   Micros Ceiling() const {
-    return options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
+    if (options_.step_ceiling.count() == 0) return Micros::max();
+    return std::max(options_.step_ceiling, lane_->cost.Predict({0, 0, 1}).p99 * 3 / 2);
   }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }

@@ -3,9 +3,11 @@
 // microseconds, real enough that every answer depends on each frame, on the instruction and on the
 // actions decoded so far. Frames are 4x4 pixels, a byte of the instruction is a token. A gate in
 // Forward lets a test hold a step for as long as it wants.
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -79,6 +81,7 @@ struct FakeModelOptions {
   uint32_t state_dim = 0;
   std::shared_ptr<Gate> gate = nullptr;         // passed once per trunk step; null: none
   std::shared_ptr<Gate> encode_gate = nullptr;  // passed once per encode step; null: none
+  int32_t nan_token = -1;                       // its embedding is not finite; negative: none
   // What a trunk step ends with instead of running, when not OK; null: nothing.
   std::function<absl::Status()> fault = nullptr;
 };
@@ -98,7 +101,15 @@ class FakeModel final : public Model {
     auto model = std::unique_ptr<FakeModel>(new FakeModel(std::move(options)));
     ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend.NewStream());
     uint64_t state = 17;
-    ASSIGN_OR_RETURN(model->embed_, model->Random(backend, *stream, kVocab, kHidden, state));
+    std::vector<float> table = Values(size_t{kVocab} * kHidden, state);
+    if (model->options_.nan_token >= 0) {
+      std::fill_n(table.begin() + int64_t{model->options_.nan_token} * kHidden, kHidden,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
+    ASSIGN_OR_RETURN(model->embed_, Upload(backend, *stream,
+                                           TensorView::Dense(table.data(), DType::kF32,
+                                                             MemKind::kHost, {kVocab, kHidden}),
+                                           DType::kF32));
     ASSIGN_OR_RETURN(model->qkv_, model->RandomLinear(backend, 3 * kHeadDim, kHidden, state));
     ASSIGN_OR_RETURN(model->out_, model->RandomLinear(backend, kHidden, kHeadDim, state));
     ASSIGN_OR_RETURN(model->head_, model->RandomLinear(backend, kVocab, kHidden, state));
@@ -267,14 +278,6 @@ class FakeModel final : public Model {
       v = static_cast<float>(state >> 40) / static_cast<float>(1 << 23) - 1.0F;
     }
     return values;
-  }
-  static absl::StatusOr<std::unique_ptr<Buffer>> Random(Backend& backend, Stream& stream,
-                                                        int64_t rows, int64_t columns,
-                                                        uint64_t& state) {
-    std::vector<float> values = Values(static_cast<size_t>(rows * columns), state);
-    return Upload(backend, stream,
-                  TensorView::Dense(values.data(), DType::kF32, MemKind::kHost, {rows, columns}),
-                  DType::kF32);
   }
   static absl::StatusOr<std::unique_ptr<PackedWeight>> RandomLinear(Backend& backend, int64_t n,
                                                                     int64_t k, uint64_t& state) {

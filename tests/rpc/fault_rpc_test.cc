@@ -204,6 +204,26 @@ TEST(ConnectionFaultTest, AHalfOpenConnectionIsFoundByKeepalive) {
   EXPECT_FALSE(client.Finish().ok());
 }
 
+TEST(ConnectionFaultTest, PingsOfAnIdleClientKeepItsConnection) {
+  TestServer server({.config = [](Config& config) { config.server.min_ping_interval_s = 0.2; }});
+  BadNetwork network(server.rpc().port());  // takes one connection only
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 400);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 2000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto channel =
+      grpc::CreateCustomChannel(network.address(), grpc::InsecureChannelCredentials(), arguments);
+  SessionClient client(channel);
+  client.Open(OpenWith("quiet"));
+  client.SendFrame(RawFrame("front", 3));
+  EXPECT_EQ(client.Act(1).act_id(), 1U);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  EXPECT_EQ(client.Act(2).act_id(), 2U);
+  EXPECT_FALSE(network.server_gone());
+}
+
 // Twenty clients ask and never read: each of them costs a bounded amount of memory, and a normal
 // one beside them is served.
 TEST(ConnectionFaultTest, SlowReadersAreBoundedAndHoldUpNobody) {
@@ -313,6 +333,34 @@ TEST(DeviceFaultTest, AWorkerThatKeepsFailingIsTakenOut) {
   EXPECT_FALSE(server.engine().Ready());
   EXPECT_TRUE(
       Eventually([&] { return !ProbeHealth(server.address(), {}, milliseconds(2000)).ok(); }));
+  EXPECT_TRUE(server.engine().CheckInvariants().ok());
+}
+
+// A word whose embedding is not finite: its requests fail, alone, and nothing of them is found
+// again.
+TEST(DeviceFaultTest, NotANumberStaysInItsRequest) {
+  TestServer server({.model = {.nan_token = '!'}});
+  Witness witness(server);
+  const auto channel = NewChannel(server.address());
+  SessionClient sick(channel);
+  sick.Open(OpenWith("a long prompt that others share: !"));
+  sick.SendFrame(RawFrame("front", 9));
+  SessionClient sharing(channel);
+  sharing.Open(OpenWith("a long prompt that others share: ."));
+  sharing.SendFrame(RawFrame("front", 9));
+  const std::vector<int32_t> expected = TokensOf(sharing.Act(1));
+  const double before = server.metrics().model(ModelId(0)).non_finite->Value();
+  for (uint64_t id = 1; id <= 8; ++id) {
+    sick.SendAct(id);
+    sharing.SendAct(id + 1);
+    witness.Check();
+    const v1::RequestError error = sick.NextError();
+    EXPECT_EQ(error.act_id(), id);
+    EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::INTERNAL));
+    EXPECT_EQ(error.detail().reason(), v1::ERROR_REASON_NON_FINITE);
+    EXPECT_EQ(TokensOf(sharing.NextChunk()), expected);
+  }
+  EXPECT_EQ(server.metrics().model(ModelId(0)).non_finite->Value(), before + 8);
   EXPECT_TRUE(server.engine().CheckInvariants().ok());
 }
 
