@@ -83,7 +83,8 @@ int Main(int argc, char** argv) {
   report.Note("planning alone, ms", 1e3 * solo[2]);
   report.Note("requests/s at 100 %", (12 * 10 + 6 * 4 + 4 * 2 + 4 * 1.5) * scale90 / 0.9);
 
-  RunLoad(server.address(), mix90, scale90, 5, 1);  // until everything that is kept has been filled
+  // Until everything that is kept has been filled.
+  RunLoad(server.address(), mix90, scale90, std::max(5.0, 6 * minutes), 1);
   const double rss_before = server.RssMb();
   const std::vector<Asked> at90 = RunLoad(server.address(), mix90, scale90, 60 * minutes, 2);
   const double rss_after = server.RssMb();
