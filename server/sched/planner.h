@@ -91,11 +91,13 @@ class Planner {
   void Constrain(const Candidate& c);
 
   // Where one decode row takes longer than the ceiling, as reading large weights does, others may
-  // add half of its time: nobody's wait can be shorter than that row, and alone in their steps the
-  // rows would never be batched.
+  // add half of its time: the ceiling is passed anyway, and alone in their steps the rows would
+  // never be batched.
   Micros Ceiling() const {
-    if (options_.step_ceiling.count() == 0) return Micros::max();
-    return std::max(options_.step_ceiling, lane_->cost.Predict({0, 0, 1}).p99 * 3 / 2);
+    const Micros ceiling = options_.step_ceiling;
+    if (ceiling.count() == 0) return Micros::max();
+    const Micros row = lane_->cost.Predict({0, 0, 1}).p99;
+    return row > ceiling ? row * 3 / 2 : ceiling;
   }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }

@@ -7,6 +7,7 @@
 // of four times the capacity control is met again.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -61,6 +62,23 @@ size_t Count(const std::vector<Asked>& asked, Asked::End end) {
       std::count_if(asked.begin(), asked.end(), [end](const Asked& a) { return a.end == end; }));
 }
 
+// How the requests of each kind ended.
+void PrintEnds(const char* name, const std::vector<Asked>& asked,
+               const std::vector<ClientKind>& kinds) {
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    std::array<int, 4> ends{};
+    int late = 0;
+    for (const Asked& a : asked) {
+      if (a.kind != k) continue;
+      ++ends[static_cast<size_t>(a.end)];
+      const double deadline_s = kinds[k].deadline_ms / 1000;
+      late += a.end == Asked::End::kAnswered && deadline_s > 0 && a.took_s > deadline_s ? 1 : 0;
+    }
+    std::printf("%s %-12s %6d answered (%d after its deadline), %d refused, %d failed, %d lost\n",
+                name, kinds[k].latency_class.c_str(), ends[0], late, ends[1], ends[2], ends[3]);
+  }
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("The real server under load");
   bool check = false;
@@ -88,6 +106,7 @@ int Main(int argc, char** argv) {
   const double rss_before = server.RssMb();
   const std::vector<Asked> at90 = RunLoad(server.address(), mix90, scale90, 60 * minutes, 2);
   const double rss_after = server.RssMb();
+  PrintEnds("90 %", at90, mix90);
   const double met90 = MetShare(at90, mix90, 0);
   report.Row("control met at 90 %", met90, ">=", kMet90, met90 >= kMet90);
   for (size_t k = 1; k < mix90.size(); ++k) {
@@ -96,6 +115,7 @@ int Main(int argc, char** argv) {
 
   const std::vector<Asked> at150 =
       RunLoad(server.address(), mix150, scale150, std::max(5.0, 6 * minutes), 3);
+  PrintEnds("150 %", at150, mix150);
   const double met150 = MetShare(at150, mix150, 0);
   report.Row("control met at 150 %", met150, ">=", kMet150, met150 >= kMet150);
   for (size_t k = 1; k < mix150.size(); ++k) {

@@ -688,9 +688,8 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   EXPECT_LE(logits, lane->max_logit_rows);
   // Where a decode row alone takes longer, half of it more is allowed.
   const Micros row = scheduler_->cost_model(plan.worker, plan.model).Predict({0, 0, 1}).p99;
-  const Micros ceiling = options_.scheduler.step_ceiling.count() == 0
-                             ? Micros(0)
-                             : std::max(options_.scheduler.step_ceiling, row * 3 / 2);
+  const Micros configured = options_.scheduler.step_ceiling;
+  const Micros ceiling = configured.count() > 0 && row > configured ? row * 3 / 2 : configured;
   if (ceiling.count() > 0 && plan.predicted_p99 > ceiling) {
     SCOPED_TRACE(testing::Message()
                  << "predicted " << plan.predicted_p99.count() << " us, " << shape.frames
