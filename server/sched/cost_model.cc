@@ -76,6 +76,10 @@ double CostModel::Mean(const StepShape& shape) const {
   return us;
 }
 
+bool CostModel::Knows(const StepShape& shape) const {
+  return sums_[KindOf(shape)].count >= kTrustAfter;
+}
+
 CostPrediction CostModel::Predict(const StepShape& shape) const {
   const double us = Mean(shape);
   return {ToMicrosClamped(us * p50_factor_), ToMicrosClamped(us * p99_factor_)};

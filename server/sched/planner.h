@@ -92,12 +92,14 @@ class Planner {
 
   // Where one decode row takes longer than the ceiling, as reading large weights does, others may
   // add half of its time: the ceiling is passed anyway, and alone in their steps the rows would
-  // never be batched.
+  // never be batched. Only what was seen counts: a price taken from mixed steps may be theirs.
   Micros Ceiling() const {
     const Micros ceiling = options_.step_ceiling;
     if (ceiling.count() == 0) return Micros::max();
-    const Micros row = lane_->cost.Predict({0, 0, 1}).p99;
-    return row > ceiling ? row * 3 / 2 : ceiling;
+    const StepShape row = {0, 0, 1};
+    if (!lane_->cost.Knows(row)) return ceiling;
+    const Micros takes = lane_->cost.Predict(row).p99;
+    return takes > ceiling ? takes * 3 / 2 : ceiling;
   }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
