@@ -161,7 +161,8 @@ absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& 
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics, MemoryBudget* memory) {
+                                                    Metrics* metrics, const CostTable& costs,
+                                                    MemoryBudget* memory) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (size_t i = 0; i < config.backends.size(); ++i) {
     absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(config.backends[i]);
@@ -184,6 +185,7 @@ absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const 
   }
   EngineOptions options = ToEngineOptions(config);
   options.memory = memory;
+  options.costs = costs;
   return Engine::Start(options, std::move(backends), std::move(models), clock, metrics);
 }
 

@@ -26,9 +26,9 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
 
 // Makes every backend, loads every model on each of its backends, starts and warms up the engine.
 // Takes seconds to minutes, with the size of the weights. Errors name the model or backend.
-// `memory` (may be null) holds what they need.
+// `costs`: step times of earlier runs. `memory` (may be null) holds what they need.
 absl::StatusOr<std::unique_ptr<Engine>> BuildEngine(const Config& config, const Clock& clock,
-                                                    Metrics* metrics,
+                                                    Metrics* metrics, const CostTable& costs = {},
                                                     MemoryBudget* memory = nullptr);
 
 // One model on each of its backends, ready for Engine::Load. `backends` are those of the

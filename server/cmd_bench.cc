@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "assembly.h"
 #include "base/strings.h"
+#include "engine/cost_table.h"
 #include "engine/device_model.h"
 #include "model/checkpoint.h"
 
@@ -22,18 +22,6 @@ struct Times {
   double min_ms = 0;
   double median_ms = 0;
 };
-
-absl::StatusOr<Times> Measure(uint32_t repetitions, const std::function<absl::Status()>& step) {
-  RETURN_IF_ERROR(step());  // not counted: pages memory in
-  std::vector<double> ms;
-  for (uint32_t i = 0; i < std::max(repetitions, 1u); ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(step());
-    ms.push_back(ToMillis(std::chrono::steady_clock::now() - begin));
-  }
-  std::sort(ms.begin(), ms.end());
-  return Times{ms.front(), ms[ms.size() / 2]};
-}
 
 // One prompt on blocks of its own: what the scheduler would hand out, laid out by hand.
 struct Bench {
@@ -121,9 +109,25 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
 
   nlohmann::json steps = nlohmann::json::array();
   std::vector<SampledToken> tokens;
+  CostModel costs;
   const auto run = [&](const StepPlan& plan) {
     tokens.clear();
     return device->Run(plan, tokens);
+  };
+  // Times the step, and teaches the cost model what its shape takes.
+  const auto measure = [&](StepPlan& plan, const StepShape& shape) -> absl::StatusOr<Times> {
+    plan.shape = shape;
+    RETURN_IF_ERROR(run(plan));  // not counted: pages memory in
+    std::vector<double> ms;
+    for (uint32_t i = 0; i < std::max(options.repetitions, 1u); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      RETURN_IF_ERROR(run(plan));
+      const auto took = std::chrono::steady_clock::now() - begin;
+      costs.Observe(shape, ToMicros(took));
+      ms.push_back(ToMillis(took));
+    }
+    std::sort(ms.begin(), ms.end());
+    return Times{ms.front(), ms[ms.size() / 2]};
   };
   const auto add = [&](const char* stage, uint32_t rows, uint32_t sequences, const Times& times) {
     steps.push_back({{"stage", stage},
@@ -135,8 +139,7 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
 
   StepPlan encode;
   encode.encodes = {encodes.front()};
-  ASSIGN_OR_RETURN(const Times encode_times,
-                   Measure(options.repetitions, [&] { return run(encode); }));
+  ASSIGN_OR_RETURN(const Times encode_times, measure(encode, {.frames = 1}));
   add("encode", 0, 1, encode_times);
 
   StepPlan prefill;
@@ -145,19 +148,31 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
     prefill.trunk = {bench.Item(s, 0, prompt_tokens, 0)};
     RETURN_IF_ERROR(run(prefill));
   }
-  ASSIGN_OR_RETURN(const Times prefill_times,
-                   Measure(options.repetitions, [&] { return run(prefill); }));
+  ASSIGN_OR_RETURN(const Times prefill_times, measure(prefill, {.prefill_rows = prompt_tokens}));
   add("prefill", prompt_tokens, 1, prefill_times);
+  if (!options.profile.empty() && prompt_tokens > 4) {  // what a row costs beside the step itself
+    StepPlan chunk;
+    chunk.trunk = {bench.Item(0, 0, prompt_tokens / 4, 0)};
+    chunk.trunk.front().samples.clear();
+    ASSIGN_OR_RETURN(const Times times, measure(chunk, {.prefill_rows = prompt_tokens / 4}));
+    add("prefill chunk", prompt_tokens / 4, 1, times);
+  }
 
   if (actions > 1) {
     for (uint32_t sequences : {1u, 4u, kMaxSequences}) {
       StepPlan decode;
       for (uint32_t s = 0; s < sequences; ++s)
         decode.trunk.push_back(bench.Item(s, prompt_tokens, 1, 1));
-      ASSIGN_OR_RETURN(const Times times,
-                       Measure(options.repetitions, [&] { return run(decode); }));
+      ASSIGN_OR_RETURN(const Times times, measure(decode, {.decode_rows = sequences}));
       add("decode", sequences, sequences, times);
     }
+  }
+  if (!options.profile.empty()) {
+    absl::StatusOr<CostTable> table = LoadCostFile(options.profile);
+    if (absl::IsNotFound(table.status())) table = CostTable();
+    RETURN_IF_ERROR(table.status());
+    table->insert_or_assign(CostKey(spec, *backend), costs);
+    RETURN_IF_ERROR(SaveCostFile(options.profile, *table));
   }
   return nlohmann::json{{"model", options.model_dir},
                         {"family", spec.family},

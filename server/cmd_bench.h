@@ -13,6 +13,7 @@ struct BenchOptions {
   BackendConfig backend;
   ComputeType dtype = ComputeType::kF32;
   uint32_t repetitions = 20;
+  std::string profile;  // file of step times to add these to (scheduler.cost_file); empty: none
 };
 
 // Prints one JSON object: per step shape the minimum and median milliseconds. Returns the exit

@@ -13,6 +13,7 @@
 #include "base/logging.h"
 #include "base/strings.h"
 #include "config/memory.h"
+#include "cost_keeper.h"
 #include "memory_plan.h"
 #include "rpc/grpc_log.h"
 #include "rpc/health_probe.h"
@@ -106,7 +107,9 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
   LogInfo("listening, loading models",
           {{"address", config->server.listen}, {"metrics", config->server.metrics_listen}});
 
-  absl::StatusOr<std::unique_ptr<Engine>> engine = BuildEngine(*config, clock, &metrics, &memory);
+  CostKeeper costs(config->scheduler.cost_file);
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      BuildEngine(*config, clock, &metrics, costs.known(), &memory);
   if (!engine.ok()) {
     rpc->reset();
     Leave(Fail(engine.status()));
@@ -118,6 +121,7 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     rpc->reset();
     Leave(Fail(status));
   }
+  costs.Start(**engine);
   loaded.store(true, std::memory_order_release);
   LogInfo("ready", {{"memory", memory.Sum()}});
 
@@ -132,6 +136,7 @@ int RunServe(const std::string& config_path, std::string_view version, const Sto
     Leave(0);  // ends the process without waiting for it
   }
   rpc->reset();
+  costs.Stop();
   if ((*engine)->stuck()) {
     LogError("stopped; a worker still hangs in a step");
     Leave(1);  // ends the process without waiting for it

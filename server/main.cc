@@ -122,6 +122,8 @@ int Main(int argc, char** argv, const saccade::StopSignals& signals) {
   bench->add_option("--repetitions", bench_options.repetitions, "timed runs of each step")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
+  bench->add_option("--profile", bench_options.profile,
+                    "add the step times to this file, a server's scheduler.cost_file");
   bench_backend.AddTo(*bench);
   bench->callback([&] {
     bench_options.backend = bench_backend.Config();

@@ -632,6 +632,7 @@ absl::StatusOr<Config> ParseConfig(std::string_view text, std::string_view file_
   for (ModelConfig& model : config.models) resolve(model.path);
   resolve(config.server.tokens_file);
   resolve(config.admin.models_root);
+  resolve(config.scheduler.cost_file);
   if (TlsConfig* tls = config.server.tls ? &*config.server.tls : nullptr) {
     for (std::string* path : {&tls->certificate, &tls->key, &tls->client_ca}) resolve(*path);
   }

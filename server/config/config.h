@@ -134,6 +134,8 @@ struct SchedulerConfig {
   double ageing_share = 0.1;          // of a worker's time, at most, for work that goes first so
   double step_timeout_s = 30;         // a worker whose step takes this long is taken out
   double probe_after_ms = 1'000;      // idle this long, one request runs in spite of a prediction
+  std::string
+      cost_file;  // learned step times across restarts; empty: not kept; joined as paths are
 };
 
 // Who loads models while the server runs may name folders below one root only.

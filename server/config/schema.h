@@ -309,6 +309,11 @@ void Describe(V& v, SchedulerConfig& c) {
              "A model idle for this long admits one request that is predicted to be late: an old "
              "prediction must not refuse for ever."},
          c.probe_after_ms, 1, 600'000);
+  v.Text(
+      Key{"cost_file",
+          "Where learned step times are kept, so that admission is right from the first request "
+          "after a restart; a relative path starts at the folder of this file; empty: not kept."},
+      c.cost_file, TextKind::kOptionalPath);
 }
 
 template <class V>

@@ -109,6 +109,7 @@ class Engine::Impl {
   bool Ready(const ServedModel& model) const;
   absl::StatusOr<SchedulerStats> Stats();
   absl::StatusOr<RecentWork> Recent();
+  absl::StatusOr<CostTable> Costs();
   absl::Status CheckInvariants();
 
   const EngineOptions& options() const { return options_; }
@@ -352,6 +353,8 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     lane.max_logit_rows = options_.max_logit_rows;
     lane.vision_layers = SharesOf(served.spec().vision_layers);
     lane.trunk_layers = SharesOf(served.spec().trunk_layers);
+    const auto costs = options_.costs.find(CostKey(served.spec(), *backends_[worker]));
+    if (costs != options_.costs.end()) lane.cost = costs->second;
     ASSIGN_OR_RETURN(std::shared_ptr<Lane> made_lane,
                      Scheduler::MakeLane(lane, ParkingPlaces(options_.classes)));
     loaded.lanes.push_back(std::move(made_lane));
@@ -560,6 +563,21 @@ absl::StatusOr<RecentWork> Engine::Impl::Recent() {
   RecentWork recent;
   if (!AskEngineThread([&] { recent = recorder_.Recent(); })) return Stopped();
   return recent;
+}
+
+absl::StatusOr<CostTable> Engine::Impl::Costs() {
+  CostTable costs;
+  const auto copy = [&] {
+    for (const auto& [id, loaded] : models_) {
+      for (const WorkerId worker : loaded.served->workers) {
+        const Backend& backend = *backends_[static_cast<size_t>(worker.value())];
+        costs.insert_or_assign(CostKey(loaded.served->spec(), backend),
+                               scheduler_->cost_model(worker, id));
+      }
+    }
+  };
+  if (!AskEngineThread(copy)) return Stopped();
+  return costs;
 }
 
 absl::Status Engine::Impl::CheckInvariants() {
@@ -971,6 +989,7 @@ bool Engine::Ready() const { return impl_->Ready(); }
 bool Engine::stuck() const { return impl_->stuck(); }
 absl::StatusOr<SchedulerStats> Engine::Stats() { return impl_->Stats(); }
 absl::StatusOr<RecentWork> Engine::Recent() { return impl_->Recent(); }
+absl::StatusOr<CostTable> Engine::Costs() { return impl_->Costs(); }
 absl::Status Engine::CheckInvariants() { return impl_->CheckInvariants(); }
 absl::StatusOr<ModelRef> Engine::Load(ServedModel model) { return impl_->Load(std::move(model)); }
 absl::Status Engine::Unload(ModelId id, TimePoint until, absl::Status why) {

@@ -14,6 +14,7 @@
 #include "base/ids.h"
 #include "base/memory_budget.h"
 #include "base/status.h"
+#include "engine/cost_table.h"
 #include "kv/timeline.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
@@ -56,6 +57,7 @@ struct EngineOptions {
   uint32_t max_logit_rows = 64;
   size_t inbox_capacity = 4096;
   MemoryBudget* memory = nullptr;  // holds what models need; outlives the engine and its models
+  CostTable costs;                 // step times of earlier runs; what is not in it is learned
 };
 
 struct ActResult {
@@ -171,6 +173,7 @@ class Engine {
   bool stuck() const;                          // a worker hangs: destruction would wait for it
   absl::StatusOr<SchedulerStats> Stats();      // asks the engine thread; UNAVAILABLE after shutdown
   absl::StatusOr<RecentWork> Recent();         // asks the engine thread
+  absl::StatusOr<CostTable> Costs();           // asks the engine thread
   absl::Status CheckInvariants();              // asks the engine thread
 
   // Those that take requests, in the order of loading.

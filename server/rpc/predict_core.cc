@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -49,7 +50,8 @@ void PredictCore::Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pix
           self->Finish(absl::CancelledError("the call was cancelled"));
           return;
         }
-        const absl::Status status = self->Submit(request, received, call_deadline);
+        const absl::Status status =
+            CatchOutOfMemory([&] { return self->Submit(request, received, call_deadline); });
         if (status.ok()) return;
         self->service_->CountRefused(status);
         self->Finish(status);

@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/strings.h"
 #include "engine/recorder.h"
 #include "rpc/admin.h"
@@ -43,13 +44,15 @@ TimePoint DeadlineOf(const grpc::CallbackServerContext& context, const Clock& cl
 // that message, where gRPC would end the stream.
 template <class Message>
 absl::StatusOr<Message> Parse(const grpc::ByteBuffer& bytes) {
-  grpc::ByteBuffer copy(bytes);  // shares the slices
-  grpc::ProtoBufferReader reader(&copy);
-  Message message;
-  if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
-    return InvalidField("message", "the bytes are no message of this call");
-  }
-  return message;
+  return CatchOutOfMemory([&]() -> absl::StatusOr<Message> {
+    grpc::ByteBuffer copy(bytes);  // shares the slices
+    grpc::ProtoBufferReader reader(&copy);
+    Message message;
+    if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
+      return InvalidField("message", "the bytes are no message of this call");
+    }
+    return message;
+  });
 }
 
 grpc::ByteBuffer ToBuffer(const std::string& bytes) {

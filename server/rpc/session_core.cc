@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -149,8 +150,9 @@ void SessionCore::FollowSettings(TimePoint now) {
 void SessionCore::Handle(const Incoming& incoming) {
   message_number_ = incoming.number;
   FollowSettings(incoming.received);
-  const absl::Status status =
-      incoming.message.ok() ? Dispatch(incoming) : incoming.message.status();
+  const absl::Status status = incoming.message.ok()
+                                  ? CatchOutOfMemory([&] { return Dispatch(incoming); })
+                                  : incoming.message.status();
   if (status.ok()) return;
   service_->CountRefused(status);
   if (session_ != nullptr) {

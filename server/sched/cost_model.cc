@@ -90,6 +90,10 @@ double CostModel::Mean(const Features& x) const {
   return us;
 }
 
+bool CostModel::Knows(const StepShape& shape) const {
+  return sums_[KindOf(FeaturesOf(shape))].count >= kTrustAfter;
+}
+
 CostPrediction CostModel::PredictOf(const Features& x) const {
   const double us = Mean(x);
   return {ToMicrosClamped(us * p50_factor_), ToMicrosClamped(us * p99_factor_)};
@@ -184,6 +188,66 @@ void CostModel::TrackRatio(double ratio) {
   const double half_bucket = std::exp2(-0.5 / kPerOctave);
   p50_factor_ = std::clamp(upper_edge(0.5) * half_bucket, 0.5, 2.0);
   p99_factor_ = std::max(upper_edge(0.99), p50_factor_);
+}
+
+std::vector<double> CostModel::Save() const {
+  std::vector<double> out = {static_cast<double>(observations_), static_cast<double>(ratio_count_),
+                             p50_factor_, p99_factor_};
+  out.insert(out.end(), ratios_.begin(), ratios_.end());
+  for (const Sums& sums : sums_) {
+    out.push_back(static_cast<double>(sums.count));
+    out.push_back(sums.surprises);
+    for (size_t i = 0; i < kFeatures; ++i) {
+      out.insert(out.end(), sums.xx[i].begin(), sums.xx[i].begin() + static_cast<int64_t>(i) + 1);
+    }
+    out.insert(out.end(), sums.xy.begin(), sums.xy.end());
+  }
+  return out;
+}
+
+absl::StatusOr<CostModel> CostModel::Restore(std::span<const double> numbers) {
+  const absl::Status refused = absl::InvalidArgumentError("no cost model has such numbers");
+  if (numbers.size() != kSavedNumbers) return refused;
+  bool good = true;
+  const auto next = [&](double min, double max) {
+    const double value = numbers.front();
+    numbers = numbers.subspan(1);
+    good = good && value >= min && value <= max;  // false for NaN
+    return good ? value : 0;
+  };
+  const auto next_integer = [&](double min, double max) {
+    const double value = next(min, max);
+    good = good && value == std::trunc(value);
+    return value;
+  };
+  constexpr double kMaxCount = 1e15;  // a double holds it exactly
+  // A weight is at most 1, a count below 2^32, and a sum forgets 2 % each time.
+  constexpr double kMaxSum = 1e22;
+  constexpr double kMinSum = 1e-40;  // or zero: what is smaller divides badly
+  CostModel model;
+  model.observations_ = static_cast<uint64_t>(next_integer(0, kMaxCount));
+  model.ratio_count_ = static_cast<uint64_t>(next_integer(0, kMaxCount));
+  model.p50_factor_ = next(0.5, 2);
+  model.p99_factor_ = next(model.p50_factor_, 8);
+  for (double& weight : model.ratios_) weight = next(0, kMaxMemory + 1);
+  for (Sums& sums : model.sums_) {
+    sums.count = static_cast<uint64_t>(next_integer(0, kMaxCount));
+    sums.surprises = static_cast<int>(next_integer(-1e9, 1e9));
+    for (size_t i = 0; i < kFeatures; ++i) {
+      for (size_t j = 0; j <= i; ++j) {
+        const double value = next(0, kMaxSum);
+        good = good && (value == 0 || value >= kMinSum);
+        sums.xx[i][j] = sums.xx[j][i] = value;
+      }
+    }
+    for (double& value : sums.xy) value = next(0, kMaxSum);
+  }
+  if (!good) return refused;
+  model.Fit();
+  for (const double price : model.price_) {
+    if (!(price >= 0 && price <= kMaxMicros)) return refused;
+  }
+  return model;
 }
 
 }  // namespace saccade

@@ -12,8 +12,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "sched/step.h"
 
 namespace saccade {
@@ -34,6 +37,13 @@ class CostModel {
   void Observe(const StepShape& shape, Micros took);
   void Observe(const StepShape& shape, const LayerShare& part, Micros took);
   uint64_t observations() const { return observations_; }
+  // Whether steps of this kind (of the same work: frames, prefill rows, decode rows) were seen.
+  bool Knows(const StepShape& shape) const;
+
+  // Everything it knows as kSavedNumbers finite numbers, and back: the copy predicts and learns as
+  // the original. INVALID_ARGUMENT for numbers that no model could have reached.
+  std::vector<double> Save() const;
+  static absl::StatusOr<CostModel> Restore(std::span<const double> numbers);
 
  private:
   // vision base, frame, trunk base, prefill row, decode row, slice
@@ -43,6 +53,12 @@ class CostModel {
   static constexpr size_t kBuckets = 120;
   using Features = std::array<double, kFeatures>;
 
+  static constexpr size_t kSumsNumbers = 2 + kFeatures * (kFeatures + 1) / 2 + kFeatures;
+
+ public:
+  static constexpr size_t kSavedNumbers = 4 + kBuckets + kKinds * kSumsNumbers;
+
+ private:
   // Weighted normal equations of one kind.
   struct Sums {
     std::array<Features, kFeatures> xx{};

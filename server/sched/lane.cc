@@ -57,6 +57,7 @@ Lane::Lane(const LaneOptions& lane_options, uint32_t parking_places, std::unique
     : options(lane_options),
       kv(std::move(cache)),
       embeddings(lane_options.embedding_slots),
+      cost(lane_options.cost),
       vision_split(lane_options.vision_layers),
       trunk_split(lane_options.trunk_layers),
       parked(parking_places),

@@ -114,9 +114,9 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     // Put before another lane's work, or where either is cut, it gets its unit and nothing is added
     // to it.
     if (forced != nullptr && !forced->started) lane_->Estimate(*forced);
-    const bool alone =
-        forced != nullptr && (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling()) ||
-                              lane_->NeedsCut(UnitOf(*head_), Ceiling()));
+    const bool alone = forced != nullptr &&
+                       (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling(*lane_)) ||
+                        lane_->NeedsCut(UnitOf(*head_), Ceiling(*lane_)));
     BuildStep(candidates, forced, alone);
     if (empty() && alone) {
       head_ = head.request;
@@ -124,7 +124,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     }
     if (empty()) continue;
     const CostPrediction predicted = lane_->cost.Predict(plan_.shape);
-    if (cut_ != Cut::kNone && predicted.p99 > Ceiling()) return CutPlan();
+    if (cut_ != Cut::kNone && predicted.p99 > Ceiling(*lane_)) return CutPlan();
     Publish(plan_, predicted);
     return std::exchange(plan_, StepPlan());
   }
@@ -161,7 +161,7 @@ StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint
   StepPlan plan = pass->plan;
   plan.id = id_;
   const uint32_t begin = pass->planned;
-  const uint32_t end = lane_->SliceEnd(*pass, Ceiling());
+  const uint32_t end = lane_->SliceEnd(*pass, Ceiling(*lane_));
   if (begin > 0) plan.copies.clear();
   plan.slice = {begin,       end,           pass->layers,
                 pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};
@@ -284,18 +284,19 @@ ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
   if (oldest == nullptr) return nullptr;
   const Lane& lane = *oldest->lane;
   StepShape unit = UnitOf(*oldest);
-  const bool cut = lane.NeedsCut(unit, Ceiling());
+  const bool cut = lane.NeedsCut(unit, Ceiling(lane));
   aged_pass_ = lane.WaitsFor(*oldest, options_.min_prefill_chunk);
   if (aged_pass_ == nullptr && cut) aged_pass_ = lane.parked[PlaceOf(*oldest)].get();
   if (aged_pass_ != nullptr) {
     const auto head = std::find_if(parked_heads_.begin(), parked_heads_.end(),
                                    [&](const Candidate& c) { return c.parked == aged_pass_; });
     if (head == parked_heads_.end()) return nullptr;
-    const LayerShare part = lane.split(aged_pass_->vision)
-                                .Part(aged_pass_->planned, lane.SliceEnd(*aged_pass_, Ceiling()));
+    const LayerShare part =
+        lane.split(aged_pass_->vision)
+            .Part(aged_pass_->planned, lane.SliceEnd(*aged_pass_, Ceiling(lane)));
     aged_cost_ = std::max(Micros(1), lane.cost.Predict(aged_pass_->plan.shape, part).p50);
   } else if (cut) {
-    aged_cost_ = Ceiling();
+    aged_cost_ = Ceiling(lane);
   } else {
     // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
     // another lane it has a step of its own.
@@ -409,15 +410,16 @@ StepShape Planner::UnitOf(const ActiveRequest& r) const {
 // the ceiling. False: the place for that pass is taken.
 bool Planner::SetCut(const ActiveRequest& r, const StepShape& unit) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling();
-  if (!lane_->NeedsCut(unit, Ceiling())) return true;
+  step_limit_ = Ceiling(*lane_);
+  if (!lane_->NeedsCut(unit, Ceiling(*lane_))) return true;
   if (lane_->parked[PlaceOf(r)] != nullptr) return false;
   const bool vision = unit.frames > 0;
   cut_ = vision ? Cut::kVision : Cut::kTrunk;
   pass_tier_ = r.klass->tier;
   step_limit_ = lane_->PassLimit(unit);
   const LayerShare layer = lane_->split(vision).largest();
-  layer_limit_ = std::max(Ceiling(), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
+  layer_limit_ =
+      std::max(Ceiling(*lane_), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
   return true;
 }
 
@@ -437,8 +439,8 @@ bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limi
 // for which others leave room. False: nothing can be planned.
 bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling();
-  if (!lane_->divisible() || Ceiling() == Micros::max()) return true;
+  step_limit_ = Ceiling(*lane_);
+  if (!lane_->divisible() || Ceiling(*lane_) == Micros::max()) return true;
   ActiveRequest* first = alone ? aged : head_;
   if (!first->started) lane_->Estimate(*first);
   if (!SetCut(*first, UnitOf(*first))) return false;
@@ -529,7 +531,7 @@ void Planner::ForceUnit(ActiveRequest& aged) {
   if (!EnsureStarted(aged, true)) return;
   // A pass is for as many rows as it may take: its slices are what is small.
   const uint32_t rows =
-      lane_->NeedsCut(UnitOf(aged), Ceiling()) ? kNoCap : options_.min_prefill_chunk;
+      lane_->NeedsCut(UnitOf(aged), Ceiling(*lane_)) ? kNoCap : options_.min_prefill_chunk;
   if (HasWantedFrame(aged)) {
     PlanEncodes(aged, step_limit_, 1);
   } else if (aged.prompt_planned < aged.prompt_tokens()) {

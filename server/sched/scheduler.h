@@ -36,6 +36,7 @@ struct LaneOptions {
   // cut. The last of the trunk is its head: it runs only when a row is sampled.
   std::vector<LayerShare> vision_layers;
   std::vector<LayerShare> trunk_layers;
+  CostModel cost;  // what is known of its step times already
 };
 
 struct SchedulerOptions {

@@ -64,7 +64,7 @@ server:
 limits: {limits}
 models:
   - name: highway_demo
-    path: {ROOT / "deploy" / "demo" / "checkpoint"}
+    path: {overrides.get("path", str(ROOT / "deploy" / "demo" / "checkpoint"))}
     default_class: {overrides.get("default_class", "best_effort")}
     action_space:
       steps: 5

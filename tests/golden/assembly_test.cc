@@ -18,7 +18,8 @@ TEST(Assembly, SchedulerSettingsReachTheEngine) {
                       .pipeline_depth = 1,
                       .max_wait_ms = 150,
                       .ageing_share = 0.25,
-                      .probe_after_ms = 2500};
+                      .probe_after_ms = 2500,
+                      .cost_file = {}};
   const EngineOptions options = ToEngineOptions(config);
   EXPECT_EQ(options.step_ceiling, Micros(7'500));
   EXPECT_EQ(options.max_rows, 11U);

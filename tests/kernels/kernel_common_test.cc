@@ -95,6 +95,9 @@ TEST(Rope, AnglesFollowTheFormula) {
   }
   EXPECT_EQ(RopeInverseFrequency(10000.0, 64, 0), 1.0f);
   EXPECT_EQ(RopeAngleAt(0, 1.0f).cos, 1.0f);
+  // BF16 has no 257: positions and angles must not pass through it.
+  EXPECT_NEAR(RopeAngleAt(256, 1.0f).cos, -0.0398, 1e-4);
+  EXPECT_NEAR(RopeAngleAt(257, 1.0f).cos, 0.8193, 1e-4);
 }
 
 TEST(Sampling, Rule) {

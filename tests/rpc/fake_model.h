@@ -3,8 +3,11 @@
 // microseconds, real enough that every answer depends on each frame, on the instruction and on the
 // actions decoded so far. Frames are 4x4 pixels, a byte of the instruction is a token. A gate in
 // Forward lets a test hold a step for as long as it wants.
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -27,13 +30,21 @@ class Gate {
   void Close() {
     const std::lock_guard lock(mu_);
     open_ = false;
+    passes_ = 0;
   }
   void Open() {
     {
       const std::lock_guard lock(mu_);
       open_ = true;
+      passes_ = 0;
     }
     changed_.notify_all();
+  }
+  // Open for that many who pass from now on, then closed.
+  void CloseAfter(int passes) {
+    const std::lock_guard lock(mu_);
+    open_ = passes > 0;
+    passes_ = passes;
   }
   void Pass() {
     std::unique_lock lock(mu_);
@@ -42,6 +53,7 @@ class Gate {
     changed_.wait(lock, [this] { return open_; });
     --waiting_;
     ++passed_;
+    if (passes_ > 0 && --passes_ == 0) open_ = false;
   }
   // Until someone stands before the closed gate.
   void AwaitWaiter() {
@@ -57,6 +69,7 @@ class Gate {
   mutable std::mutex mu_;
   std::condition_variable changed_;
   bool open_ = true;
+  int passes_ = 0;  // until it closes by itself; 0: it does not
   int waiting_ = 0;
   uint64_t passed_ = 0;
 };
@@ -66,7 +79,11 @@ struct FakeModelOptions {
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
-  std::shared_ptr<Gate> gate = nullptr;  // passed once per trunk step; null: none
+  std::shared_ptr<Gate> gate = nullptr;         // passed once per trunk step; null: none
+  std::shared_ptr<Gate> encode_gate = nullptr;  // passed once per encode step; null: none
+  int32_t nan_token = -1;                       // its embedding is not finite; negative: none
+  // What a trunk step ends with instead of running, when not OK; null: nothing.
+  std::function<absl::Status()> fault = nullptr;
 };
 
 class FakeModel final : public Model {
@@ -84,7 +101,15 @@ class FakeModel final : public Model {
     auto model = std::unique_ptr<FakeModel>(new FakeModel(std::move(options)));
     ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend.NewStream());
     uint64_t state = 17;
-    ASSIGN_OR_RETURN(model->embed_, model->Random(backend, *stream, kVocab, kHidden, state));
+    std::vector<float> table = Values(size_t{kVocab} * kHidden, state);
+    if (model->options_.nan_token >= 0) {
+      std::fill_n(table.begin() + int64_t{model->options_.nan_token} * kHidden, kHidden,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
+    ASSIGN_OR_RETURN(model->embed_, Upload(backend, *stream,
+                                           TensorView::Dense(table.data(), DType::kF32,
+                                                             MemKind::kHost, {kVocab, kHidden}),
+                                           DType::kF32));
     ASSIGN_OR_RETURN(model->qkv_, model->RandomLinear(backend, 3 * kHeadDim, kHidden, state));
     ASSIGN_OR_RETURN(model->out_, model->RandomLinear(backend, kHidden, kHeadDim, state));
     ASSIGN_OR_RETURN(model->head_, model->RandomLinear(backend, kVocab, kHidden, state));
@@ -166,6 +191,7 @@ class FakeModel final : public Model {
            size_t{logit_rows} * 64 * (kVocab + kHidden) + 4096;
   }
   absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override {
+    if (options_.encode_gate != nullptr) options_.encode_gate->Pass();
     const float mean[3] = {0.5F, 0.5F, 0.5F};
     const float std[3] = {0.5F, 0.5F, 0.5F};
     for (size_t g = 0; g < batch.out.size(); ++g) {
@@ -177,6 +203,7 @@ class FakeModel final : public Model {
   }
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override {
     if (options_.gate != nullptr) options_.gate->Pass();
+    if (options_.fault != nullptr) RETURN_IF_ERROR(options_.fault());
     const int64_t rows = batch.paged.num_rows;
     ASSIGN_OR_RETURN(const TensorView x, ctx.arena.New(DType::kF32, {rows, kHidden}));
     ASSIGN_OR_RETURN(const TensorView q, ctx.arena.New(DType::kF32, {rows, kHeadDim}));
@@ -252,14 +279,6 @@ class FakeModel final : public Model {
       v = static_cast<float>(state >> 40) / static_cast<float>(1 << 23) - 1.0F;
     }
     return values;
-  }
-  static absl::StatusOr<std::unique_ptr<Buffer>> Random(Backend& backend, Stream& stream,
-                                                        int64_t rows, int64_t columns,
-                                                        uint64_t& state) {
-    std::vector<float> values = Values(static_cast<size_t>(rows * columns), state);
-    return Upload(backend, stream,
-                  TensorView::Dense(values.data(), DType::kF32, MemKind::kHost, {rows, columns}),
-                  DType::kF32);
   }
   static absl::StatusOr<std::unique_ptr<PackedWeight>> RandomLinear(Backend& backend, int64_t n,
                                                                     int64_t k, uint64_t& state) {

@@ -36,7 +36,8 @@ struct ServerOptions {
   std::function<void(Config&)> config = nullptr;  // changes to the defaults
   Micros step_timeout{30'000'000};
   std::function<void()> on_drain = nullptr;
-  bool serve = true;  // false: the port is open, the engine is not attached
+  CostTable costs = {};  // step times of earlier runs
+  bool serve = true;     // false: the port is open, the engine is not attached
   // What makes models that Admin calls load, on the one backend; null: none are.
   std::function<absl::StatusOr<ServedModel>(const ModelConfig&, Backend&)> source = nullptr;
   uint64_t memory = 0;  // the budget in bytes; 0: none
@@ -83,6 +84,7 @@ class TestServer {
     EngineOptions engine;
     engine.memory = memory_.get();
     engine.step_timeout = options.step_timeout;
+    engine.costs = options.costs;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                 klass.tier, klass.preferred, klass.shares, klass.on_late,

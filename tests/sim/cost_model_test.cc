@@ -193,5 +193,64 @@ TEST(CostModel, ExtremesStayFinite) {
   EXPECT_LE(p.p99.count(), 1'000'000'000'000);
 }
 
+CostModel Trained(uint64_t seed, int steps) {
+  Random random(seed);
+  const TrueCosts costs{800, 2500, 1500, 40, 120, 0};
+  CostModel model;
+  for (int i = 0; i < steps; ++i) {
+    const StepShape shape = RandomShape(random);
+    model.Observe(shape, Took(costs, shape, 0.9 + 0.2 * random.Uniform()));
+  }
+  return model;
+}
+
+TEST(CostModel, ARestoredOnePredictsAndLearnsAsBefore) {
+  for (const int steps : {0, 1, 7, 500}) {
+    CostModel original = Trained(3, steps);
+    absl::StatusOr<CostModel> restored = CostModel::Restore(original.Save());
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(restored->Save(), original.Save());
+    Random random(11);
+    for (int i = 0; i < 300; ++i) {
+      const StepShape shape = RandomShape(random);
+      EXPECT_EQ(restored->Predict(shape).p50, original.Predict(shape).p50);
+      EXPECT_EQ(restored->Predict(shape).p99, original.Predict(shape).p99);
+      const Micros took(1 + random.Below(20'000));
+      original.Observe(shape, took);
+      restored->Observe(shape, took);
+    }
+    EXPECT_EQ(restored->observations(), original.observations());
+  }
+}
+
+TEST(CostModel, NumbersThatNoModelHasAreRefused) {
+  const std::vector<double> good = Trained(5, 200).Save();
+  ASSERT_EQ(good.size(), CostModel::kSavedNumbers);
+  EXPECT_FALSE(CostModel::Restore({}).ok());
+  EXPECT_FALSE(CostModel::Restore({good.data(), good.size() - 1}).ok());
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL, -1e10, 1e300}) {
+      std::vector<double> numbers = good;
+      numbers[i] = bad;
+      EXPECT_FALSE(CostModel::Restore(numbers).ok()) << "number " << i << " = " << bad;
+    }
+  }
+  // Within the ranges of single numbers, any: a prediction stays a time.
+  Random random(7);
+  for (int run = 0; run < 2000; ++run) {
+    std::vector<double> numbers = good;
+    for (int k = 0; k < 5; ++k) {
+      numbers[random.Below(static_cast<uint32_t>(numbers.size()))] =
+          std::exp2(120.0 * random.Uniform() - 60.0);
+    }
+    const absl::StatusOr<CostModel> model = CostModel::Restore(numbers);
+    if (!model.ok()) continue;
+    const CostPrediction all = model->Predict({8, 1024, 64});
+    EXPECT_GE(all.p50.count(), 0);
+    EXPECT_GE(all.p99, all.p50);
+    EXPECT_GE(all.p50, model->Predict({4, 512, 32}).p50);
+  }
+}
+
 }  // namespace
 }  // namespace saccade

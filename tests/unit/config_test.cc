@@ -100,7 +100,8 @@ models:
   - {name: b, path: ../b, backend: fast, default_class: "urgent"}
 limits: {messages_per_s: 12.5}
 scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1, max_wait_ms: 50,
-            ageing_share: 0.5, probe_after_ms: 2000}
+            ageing_share: 0.5, probe_after_ms: 2000,
+            cost_file: state/costs}
 )");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->server.listen, "[::1]:6000");
@@ -113,6 +114,7 @@ scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1, max_wai
   EXPECT_DOUBLE_EQ(config->scheduler.max_wait_ms, 50);
   EXPECT_DOUBLE_EQ(config->scheduler.ageing_share, 0.5);
   EXPECT_DOUBLE_EQ(config->scheduler.probe_after_ms, 2000);
+  EXPECT_TRUE(config->scheduler.cost_file.ends_with("state/costs")) << config->scheduler.cost_file;
   ASSERT_EQ(config->backends.size(), 2u);
   EXPECT_TRUE(config->backends[0].guarded);
   EXPECT_EQ(config->backends[1].isa, IsaLevel::kAvx512Bf16);
