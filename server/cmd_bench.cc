@@ -120,10 +120,9 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
                    DeviceModel::Create(*backend, *stream, *model, device_options));
 
   nlohmann::json steps = nlohmann::json::array();
-  std::vector<SampledToken> tokens;
   const auto run = [&](const StepPlan& plan) {
-    tokens.clear();
-    return device->Run(plan, tokens);
+    StepResult result;
+    return device->Run(plan, result);
   };
   const auto add = [&](const char* stage, uint32_t rows, uint32_t sequences, const Times& times) {
     steps.push_back({{"stage", stage},

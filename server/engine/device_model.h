@@ -28,8 +28,9 @@ class DeviceModel {
   static absl::StatusOr<std::unique_ptr<DeviceModel>> Create(Backend& backend, Stream& stream,
                                                              const Model& model,
                                                              const DeviceModelOptions& options);
-  // Runs the whole step and waits for it. On error nothing in `tokens` is valid.
-  absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
+  // Runs the whole step and waits for it. Fills `result.tokens` and `result.tops`; on error they
+  // are empty.
+  absl::Status Run(const StepPlan& plan, StepResult& result);
   // Device bytes held, weights not included.
   size_t device_bytes() const { return device_bytes_; }
 
@@ -39,22 +40,23 @@ class DeviceModel {
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Buffer>> NewBuffer(size_t bytes, MemKind kind);
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
-  absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens);
+  absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan);
+  void ReadResults(const StepPlan& plan, StepResult& result) const;
   // The index arrays of a step, kept between steps for their memory.
   struct Staging {
     std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot,
-        token_index, embedding_index, text, logit_rows, source_row, draw, dest, copies;
-    std::vector<float> temperature;
+        token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies;
+    std::vector<float> temperature, top_p;
     std::vector<int64_t> seed;
     void Clear();
   };
-  absl::Status StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples);
+  absl::Status StageTrunk(const StepPlan& plan, TrunkBatch& batch);
+  int32_t TokenCell(SequenceSlot slot, uint32_t index) const;
 
   Backend& backend_;
   Stream& stream_;
   const Model& model_;
   const DeviceModelOptions options_;
-  const uint32_t token_columns_;  // of the token array: action tokens per sequence
   size_t device_bytes_ = 0;
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
@@ -62,13 +64,15 @@ class DeviceModel {
   std::unique_ptr<KvStorage> kv_;
   std::unique_ptr<Buffer> embeddings_;  // [embedding_slots * vision_tokens, hidden] F32
   std::unique_ptr<Buffer>
-      tokens_;  // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
+      tokens_;  // [sequence_slots * kTokenColumns + max_rows] I32; the tail is the step's text ids
+  std::unique_ptr<Buffer> tops_;  // [max_logit_rows, kMaxTopTokens] I32, then as many F32
   std::unique_ptr<Buffer> arena_buffer_;
   std::unique_ptr<Buffer> meta_;       // index arrays of a step
   std::unique_ptr<Buffer> rgb_;        // [max_frames, H, W, 3] U8
   std::unique_ptr<Buffer> meta_host_;  // pinned staging of the three above
   std::unique_ptr<Buffer> rgb_host_;
   std::unique_ptr<Buffer> sampled_host_;
+  std::unique_ptr<Buffer> tops_host_;
 };
 
 }  // namespace saccade

@@ -58,7 +58,7 @@ void Worker::Loop() {
     result.started = clock_.Now();
     const auto index = static_cast<size_t>(plan->model.value());
     if (index < models_.size() && models_[index] != nullptr) {
-      result.status = models_[index]->Run(*plan, result.tokens);
+      result.status = models_[index]->Run(*plan, result);
     } else {
       result.status = absl::InternalError("the step's model is not on this worker");
     }

@@ -163,6 +163,8 @@ std::vector<ModelMetrics> MakeModels(Maker& make, const std::vector<std::string>
                                 "Decoded tokens outside the action range.");
   auto& non_finite =
       make.Counters("saccade_non_finite_total", "Requests failed because of NaN or Inf.");
+  auto& generated =
+      make.Counters("saccade_generated_tokens_total", "Tokens of texts that were answered.");
   for (size_t i = 0; i < names.size(); ++i) {
     const Labels labels = {{"model", names[i]}};
     ModelMetrics& m = models[i];
@@ -182,6 +184,7 @@ std::vector<ModelMetrics> MakeModels(Maker& make, const std::vector<std::string>
     m.vision_cache_misses = &cache_misses.Add(labels);
     m.invalid_action_tokens = &invalid.Add(labels);
     m.non_finite = &non_finite.Add(labels);
+    m.generated_tokens = &generated.Add(labels);
   }
   return models;
 }

@@ -27,6 +27,7 @@ enum class Access : uint8_t { kOpen, kInfer, kAdmin };
 namespace method {
 inline constexpr std::string_view kSession = "/saccade.v1.Inference/Session";
 inline constexpr std::string_view kPredict = "/saccade.v1.Inference/Predict";
+inline constexpr std::string_view kGenerate = "/saccade.v1.Inference/Generate";
 inline constexpr std::string_view kListModels = "/saccade.v1.Models/List";
 inline constexpr std::string_view kGetModel = "/saccade.v1.Models/Get";
 inline constexpr std::string_view kGetStatus = "/saccade.v1.Server/GetStatus";
@@ -34,9 +35,9 @@ inline constexpr std::string_view kGetRecent = "/saccade.v1.Admin/GetRecent";
 inline constexpr std::string_view kGetTrace = "/saccade.v1.Admin/GetTrace";
 inline constexpr std::string_view kGetCache = "/saccade.v1.Admin/GetCache";
 inline constexpr std::string_view kDrain = "/saccade.v1.Admin/Drain";
-inline constexpr std::array kCheckedByHandler = {kSession,  kPredict,   kListModels,
-                                                 kGetModel, kGetStatus, kGetRecent,
-                                                 kGetTrace, kGetCache,  kDrain};
+inline constexpr std::array kCheckedByHandler = {kSession,  kPredict,   kGenerate,  kListModels,
+                                                 kGetModel, kGetStatus, kGetRecent, kGetTrace,
+                                                 kGetCache, kDrain};
 }  // namespace method
 
 Access AccessOf(std::string_view method);

@@ -26,18 +26,19 @@ absl::Status Front::Authorize(std::string_view method,
   return status;
 }
 
-absl::Status Front::TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
+absl::Status Front::TakeCallPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
   const double limit = config_.limits.pixels_per_s;
   if (limit <= 0) return absl::OkStatus();
   const std::optional<Micros> wait =
-      predict_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
+      call_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
   if (!wait) return absl::OkStatus();
   ErrorInfo info;
   info.reason = Reason::kRateLimited;
   info.retry_after = *wait;
-  return MakeError(
-      absl::StatusCode::kResourceExhausted,
-      StrCat("more than ", limit, " pixels per second in Predict calls of one address"), info);
+  return MakeError(absl::StatusCode::kResourceExhausted,
+                   StrCat("more than ", limit,
+                          " pixels per second in Predict and Generate calls of one address"),
+                   info);
 }
 
 absl::StatusOr<std::shared_ptr<Serving>> Front::Loaded() const {

@@ -37,8 +37,8 @@ class Front {
         metrics_(metrics),
         version_(std::move(version)),
         started_(clock.Now()),
-        predict_pixels_(std::max(1.0, config.limits.pixels_per_s),
-                        std::max(1.0, config.limits.pixels_per_s)) {}
+        call_pixels_(std::max(1.0, config.limits.pixels_per_s),
+                     std::max(1.0, config.limits.pixels_per_s)) {}
 
   const Config& config() const { return config_; }
   const Clock& clock() const { return clock_; }
@@ -51,7 +51,7 @@ class Front {
   absl::Status Authorize(std::string_view method, std::span<const std::string_view> authorization,
                          std::string_view peer);
   // limits.pixels_per_s for what comes without a session: by address.
-  absl::Status TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now);
+  absl::Status TakeCallPixels(std::string_view peer, uint64_t pixels, TimePoint now);
 
   void SetService(std::shared_ptr<Serving> service) {
     const std::lock_guard lock(mu_);
@@ -100,7 +100,7 @@ class Front {
   const std::string version_;
   const TimePoint started_;
   std::function<void()> on_drain_;
-  PeerBuckets predict_pixels_;
+  PeerBuckets call_pixels_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mu_;
   std::shared_ptr<Serving> service_;

@@ -71,6 +71,7 @@ class TestServer {
     models.push_back(std::move(served));
     EngineOptions engine;
     engine.step_timeout = options.step_timeout;
+    engine.max_new_tokens = config_.limits.max_new_tokens;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                 klass.tier, klass.preferred, klass.shares, klass.on_late,
