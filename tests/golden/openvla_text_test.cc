@@ -5,6 +5,7 @@
 #include <cmath>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,13 @@
 
 namespace saccade {
 namespace {
+
+TextRequest Ask(uint32_t max_new_tokens, std::optional<BeamOptions> beams = std::nullopt) {
+  TextRequest text;
+  text.max_new_tokens = max_new_tokens;
+  text.beams = beams;
+  return text;
+}
 
 class CollectSink final : public ResponseSink {
  public:
@@ -128,14 +136,15 @@ class GoldenGenerate : public testing::TestWithParam<BackendConfig> {
 };
 
 TEST_P(GoldenGenerate, GreedyIsTheReference) {
-  const absl::StatusOr<ActResult> result = Run(Request({}, {.max_new_tokens = 7}));
+  const absl::StatusOr<ActResult> result = Run(Request({}, Ask(7)));
   ASSERT_TRUE(result.ok()) << result.status();
   ASSERT_EQ(result->answers.size(), 1u);
   EXPECT_EQ(result->answers[0].tokens, generated_);
   EXPECT_EQ(sink_->streamed(), std::vector<std::vector<int32_t>>{generated_});
 
   // Stopped at the fourth: nothing after it.
-  TextRequest stopping{.max_new_tokens = 7, .stop_tokens = {generated_[3]}};
+  TextRequest stopping = Ask(7);
+  stopping.stop_tokens = {generated_[3]};
   const absl::StatusOr<ActResult> stopped = Run(Request({}, stopping));
   ASSERT_TRUE(stopped.ok());
   const std::vector<int32_t> four(generated_.begin(), generated_.begin() + 4);
@@ -144,7 +153,7 @@ TEST_P(GoldenGenerate, GreedyIsTheReference) {
   EXPECT_EQ(sink_->streamed(), std::vector<std::vector<int32_t>>{four});
 
   // One beam is greedy search.
-  TextRequest one{.max_new_tokens = 7, .beams = BeamOptions{}};
+  const TextRequest one = Ask(7, BeamOptions{});
   const absl::StatusOr<ActResult> beam = Run(Request({}, one));
   ASSERT_TRUE(beam.ok()) << beam.status();
   EXPECT_EQ(beam->answers[0].tokens, generated_);
@@ -155,7 +164,7 @@ TEST_P(GoldenGenerate, GreedyIsTheReference) {
 // Each hypothesis has the log-probability that the model gives its tokens one after another: the
 // K/V it was computed from was its own, whatever was shared, copied and dropped.
 TEST_P(GoldenGenerate, BeamsAreScoredByTheirOwnTokens) {
-  TextRequest text{.max_new_tokens = 5, .beams = BeamOptions{.results = 4}};
+  const TextRequest text = Ask(5, BeamOptions{.results = 4});
   ActRequest request = Request({}, text);
   request.samples = 4;
   const absl::StatusOr<ActResult> result = Run(std::move(request));
@@ -169,7 +178,7 @@ TEST_P(GoldenGenerate, BeamsAreScoredByTheirOwnTokens) {
       // A search of one step with that many beams lists the likeliest tokens after a prefix.
       const std::vector<int32_t> prefix(answer.tokens.begin(),
                                         answer.tokens.begin() + static_cast<std::ptrdiff_t>(i));
-      ActRequest next = Request(prefix, {.max_new_tokens = 1, .beams = BeamOptions{.results = 16}});
+      ActRequest next = Request(prefix, Ask(1, BeamOptions{.results = 16}));
       next.samples = 16;
       const absl::StatusOr<ActResult> likely = Run(std::move(next));
       ASSERT_TRUE(likely.ok()) << likely.status();
@@ -188,16 +197,16 @@ TEST_P(GoldenGenerate, BeamsAreScoredByTheirOwnTokens) {
 
 TEST_P(GoldenGenerate, LimitsAreSaidAtOnce) {
   // The model has 2048 positions, the prompt 283 tokens.
-  const absl::StatusOr<ActResult> positions = Run(Request({}, {.max_new_tokens = 1766}));
+  const absl::StatusOr<ActResult> positions = Run(Request({}, Ask(1766)));
   EXPECT_EQ(positions.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorInfo(positions.status()).reason, Reason::kNeverFits);
   EXPECT_EQ(GetErrorInfo(positions.status()).field, "max_new_tokens");
-  ActRequest many = Request({}, {.max_new_tokens = 500});
+  ActRequest many = Request({}, Ask(500));
   many.samples = 16;  // 16 * 32 blocks of 200
   const absl::StatusOr<ActResult> blocks = Run(std::move(many));
   EXPECT_EQ(blocks.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetErrorInfo(blocks.status()).reason, Reason::kNeverFits);
-  const absl::StatusOr<ActResult> configured = Run(Request({}, {.max_new_tokens = 2001}));
+  const absl::StatusOr<ActResult> configured = Run(Request({}, Ask(2001)));
   EXPECT_FALSE(configured.ok());
 }
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
+#include <initializer_list>
 #include <thread>
 
 #include "model/tokenizer.h"
@@ -95,7 +97,8 @@ TEST(GenerateRpcTest, StreamsEveryTokenThenTheWholeAnswer) {
 TEST(GenerateRpcTest, APromptInIdsIsTheSame) {
   TestServer server;
   v1::GenerateRequest ids = Text("", 5);
-  for (const int32_t id : {256, 'h', 'i'}) ids.mutable_token_ids()->add_ids(id);
+  for (const int32_t id : std::initializer_list<int32_t>{256, 'h', 'i'})
+    ids.mutable_token_ids()->add_ids(id);
   const Answered a = Generate(server.address(), ids);
   const Answered b = Generate(server.address(), Text("hi", 5));
   ASSERT_EQ(a.results.size(), 1U) << a.status.error_message();
