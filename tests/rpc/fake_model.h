@@ -83,7 +83,7 @@ class FakeTokenizer final : public Tokenizer {
         std::snprintf(name, sizeof(name), "<0x%02X>", static_cast<unsigned>(id));
         names_.emplace_back(name);
       } else {
-        names_.push_back("a" + std::to_string(id));
+        names_.push_back(StrCat("a", id));
       }
     }
   }
