@@ -77,6 +77,7 @@ EngineOptions ToEngineOptions(const Config& config) {
   options.max_rows = scheduler.max_batch_rows;
   options.max_logit_rows = scheduler.max_batch_sequences;
   options.max_frames = scheduler.max_batch_frames;
+  options.max_new_tokens = config.limits.max_new_tokens;
   return options;
 }
 

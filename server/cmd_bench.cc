@@ -108,11 +108,10 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
                    DeviceModel::Create(*backend, *stream, *model, device_options, nullptr));
 
   nlohmann::json steps = nlohmann::json::array();
-  std::vector<SampledToken> tokens;
   CostModel costs;
   const auto run = [&](const StepPlan& plan) {
-    tokens.clear();
-    return device->Run(plan, tokens);
+    StepResult result;
+    return device->Run(plan, result);
   };
   // Times the step, and teaches the cost model what its shape takes.
   const auto measure = [&](StepPlan& plan, const StepShape& shape) -> absl::StatusOr<Times> {

@@ -3,7 +3,7 @@
 ``saccade.aio`` has the same for asyncio.
 """
 
-from saccade.client import Client
+from saccade.client import Client, TextStream
 from saccade.credentials import Credentials
 from saccade.errors import (
     Cancelled,
@@ -46,6 +46,10 @@ from saccade.types import (
     Reconnect,
     Reconnected,
     ServerStatus,
+    Text,
+    TextOptions,
+    TextSequence,
+    TextToken,
     Timings,
     Token,
 )
@@ -90,6 +94,11 @@ __all__ = [
     "SessionClosed",
     "StaleFrame",
     "Superseded",
+    "Text",
+    "TextOptions",
+    "TextSequence",
+    "TextStream",
+    "TextToken",
     "TimedOut",
     "Timings",
     "Token",

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from saccade import errors, images, types
 from saccade.v1 import inference_pb2 as pb
@@ -32,6 +33,16 @@ _RESUME_ORDER = ("text", "state", "vision")
 Outcome = types.Actions | errors.SaccadeError
 OnToken = Callable[[int, int, int, int], None]
 OnReconnect = Callable[[types.Reconnected], None]
+
+
+class GenerateCall(Protocol):
+    """What gRPC gives for a call that is answered by a stream."""
+
+    def __iter__(self) -> Iterator[pb.GenerateResponse]:
+        """The events."""
+
+    def cancel(self) -> object:
+        """Ends the call."""
 
 
 class _State(enum.Enum):
@@ -117,6 +128,42 @@ def predict_request(
     )
     if state is not None:
         request.state.values.extend(state)
+    return request
+
+
+def generate_request(
+    prompt: str | Sequence[int],
+    images_by_camera: images.ImageLike | Mapping[str, images.ImageLike] | None,
+    model: str,
+    latency_class: str,
+    deadline_s: float,
+    options: types.TextOptions,
+) -> pb.GenerateRequest:
+    """A text wanted."""
+    if images_by_camera is None:
+        images_by_camera = {}
+    elif not isinstance(images_by_camera, Mapping):
+        images_by_camera = {"": images_by_camera}
+    request = pb.GenerateRequest(
+        model=model,
+        frames=[images.frame(image, camera) for camera, image in images_by_camera.items()],
+        latency_class=latency_class,
+        deadline_us=round(deadline_s * 1e6),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        num_sequences=options.num_sequences,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        early_stopping=options.early_stopping,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
     return request
 
 

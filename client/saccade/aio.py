@@ -31,7 +31,7 @@ from saccade.v1 import (
 _HEARD_AFTER_S = 0.25
 """How long a second opening listens before it writes."""
 
-__all__ = ["ActStream", "Client", "Session"]
+__all__ = ["ActStream", "Client", "Session", "TextStream"]
 
 
 class Client:
@@ -127,6 +127,27 @@ class Client:
             raise errors.from_rpc_error(error) from None
         return types.actions(answer.chunk, time.perf_counter() - sent)
 
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        images_by_camera: images.ImageLike | Mapping[str, images.ImageLike] | None = None,
+        options: types.TextOptions = types.DEFAULT_TEXT_OPTIONS,
+        model: str = "",
+        latency_class: str = "",
+        deadline_s: float = 30.0,
+        timeout_s: float | None = None,
+    ) -> TextStream:
+        """A text for a prompt (words, or token ids with the model's BOS) and maybe images.
+
+        The prompt is used as it is. ``deadline_s`` 0 is the class's, which is meant for short
+        answers; ``timeout_s`` is the gRPC deadline and bounds it; default: none.
+        """
+        request = _core.generate_request(
+            prompt, images_by_camera, model, latency_class, deadline_s, options
+        )
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return TextStream(call)
+
     def session(
         self,
         model: str = "",
@@ -174,6 +195,56 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+class TextStream:
+    """The tokens of one text as they are written; ``async for``, then await the ``result``.
+
+    A beam search yields no tokens. ``cancel``, or the end of an ``async with`` block, ends the
+    call.
+    """
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]):
+        self._call = call
+        self._events = call.__aiter__()
+        self._result: types.Text | None = None
+
+    def __aiter__(self) -> AsyncIterator[types.TextToken]:
+        return self
+
+    async def __anext__(self) -> types.TextToken:
+        try:
+            async for event in self._events:
+                if event.HasField("token"):
+                    return types.text_token(event.token)
+                if event.HasField("result"):
+                    self._result = types.text(event.result)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from None
+        raise StopAsyncIteration
+
+    async def result(self) -> types.Text:
+        """The whole text; reads what is left of the tokens."""
+        async for _ in self:
+            pass
+        if self._result is None:
+            raise errors.SessionClosed("the call was cancelled")
+        return self._result
+
+    def cancel(self) -> None:
+        """Ends the call; the server frees what it held."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> TextStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
 
 
 class ActStream:

@@ -1,4 +1,4 @@
-"""The command line: predict, stream, models, status, top, admin."""
+"""The command line: predict, generate, stream, models, status, top, admin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from saccade import Client, errors, top, types
@@ -62,12 +63,8 @@ def _as_json(actions: types.Actions) -> str:
 
 
 def _predict(client: Client, args: argparse.Namespace) -> int:
-    frames: dict[str, str] = {}
-    for spec in args.image:
-        camera, separator, path = spec.rpartition("=")
-        frames[camera if separator else ""] = path
     actions = client.predict(
-        dict(frames),
+        _images(args.image),
         args.instruction,
         model=args.model,
         statistics_key=args.statistics,
@@ -79,6 +76,65 @@ def _predict(client: Client, args: argparse.Namespace) -> int:
     )
     print(
         _as_json(actions) if args.json else format_actions(actions) + "\n" + format_summary(actions)
+    )
+    return 0
+
+
+def _images(specs: list[str]) -> dict[str, str]:
+    frames: dict[str, str] = {}
+    for spec in specs:
+        camera, separator, path = spec.rpartition("=")
+        frames[camera if separator else ""] = path
+    return frames
+
+
+def _generate(client: Client, args: argparse.Namespace) -> int:
+    options = types.TextOptions(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        seed=args.seed,
+        num_sequences=args.sequences,
+        num_beams=args.beams,
+        length_penalty=args.length_penalty,
+    )
+    live = not args.json and args.sequences == 1 and args.beams <= 1
+    with client.generate(
+        args.prompt,
+        _images(args.image),
+        options,
+        model=args.model,
+        latency_class=args.latency_class,
+        deadline_s=args.deadline_ms * 1e-3,
+    ) as stream:
+        for token in stream:
+            if live:
+                print(token.text, end="", flush=True)
+        text = stream.result()
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "sequences": [asdict(s) for s in text.sequences],
+                    "server_ms": text.timings.total_s * 1e3,
+                    "deadline_met": text.deadline_met,
+                    "cached_tokens": sum(m.cached for m in text.tokens.values()),
+                }
+            )
+        )
+        return 0
+    if live:
+        print()
+    else:
+        for sequence in text.sequences:
+            score = f"{sequence.score:.4f} " if args.beams > 1 else ""
+            print(f"{score}{sequence.text}")
+    first = text.sequences[0]
+    print(
+        f"{len(first.token_ids)} tokens ({first.finish_reason}) in"
+        f" {text.timings.total_s * 1e3:.1f} ms, {text.timings.act_s * 1e3:.1f} of them after the"
+        " first",
+        file=sys.stderr,
     )
     return 0
 
@@ -259,6 +315,26 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--seed", type=int, default=0)
     predict.add_argument("--temperature", type=float, default=0.0)
     predict.set_defaults(run=_predict)
+
+    generate = commands.add_parser("generate", help="text for a prompt")
+    generate.add_argument("prompt", help="used as it is")
+    generate.add_argument(
+        "--image", default=[], action="append", help="file, or camera=file; repeat per camera"
+    )
+    generate.add_argument("--model", default="", help="default: the only one")
+    generate.add_argument("--latency-class", default="", help="default: the one for text")
+    generate.add_argument(
+        "--deadline-ms", type=float, default=30_000.0, help="0: the class's (%(default)g)"
+    )
+    generate.add_argument("--max-new-tokens", type=int, default=0, help="default: the server's")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
+    generate.add_argument("--top-p", type=float, default=0.0, help="default: all tokens")
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--sequences", type=int, default=1, help="samples, or best of the beams")
+    generate.add_argument("--beams", type=int, default=1, help="above 1: beam search")
+    generate.add_argument("--length-penalty", type=float, default=1.0)
+    generate.add_argument("--json", action="store_true", help="one JSON line")
+    generate.set_defaults(run=_generate)
 
     stream = commands.add_parser("stream", parents=[request], help="a folder of frames")
     stream.add_argument("--frames", required=True, help="folder of .jpg or .png, sent by name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 import grpc
@@ -22,6 +22,55 @@ from saccade.v1 import (
 )
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+class TextStream:
+    """The tokens of one text as they are written; iterate, then ask for the ``result``.
+
+    A beam search yields no tokens. Leaving it early, by ``cancel`` or the end of a ``with`` block,
+    ends the call.
+    """
+
+    def __init__(self, call: _core.GenerateCall) -> None:
+        self._call = call
+        self._result: types.Text | None = None
+
+    def __iter__(self) -> Iterator[types.TextToken]:
+        return self
+
+    def __next__(self) -> types.TextToken:
+        try:
+            for event in self._call:
+                if event.HasField("token"):
+                    return types.text_token(event.token)
+                if event.HasField("result"):
+                    self._result = types.text(event.result)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from None
+        raise StopIteration
+
+    def result(self) -> types.Text:
+        """The whole text; reads what is left of the tokens."""
+        for _ in self:
+            pass
+        if self._result is None:
+            raise errors.SessionClosed("the call was cancelled")
+        return self._result
+
+    def cancel(self) -> None:
+        """Ends the call; the server frees what it held."""
+        self._call.cancel()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
 
 
 class Client:
@@ -107,6 +156,26 @@ class Client:
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from None
         return types.actions(answer.chunk, time.perf_counter() - sent)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        images_by_camera: images.ImageLike | Mapping[str, images.ImageLike] | None = None,
+        options: types.TextOptions = types.DEFAULT_TEXT_OPTIONS,
+        model: str = "",
+        latency_class: str = "",
+        deadline_s: float = 30.0,
+        timeout_s: float | None = None,
+    ) -> TextStream:
+        """A text for a prompt (words, or token ids with the model's BOS) and maybe images.
+
+        The prompt is used as it is. ``deadline_s`` 0 is the class's, which is meant for short
+        answers; ``timeout_s`` is the gRPC deadline and bounds it; default: none.
+        """
+        request = _core.generate_request(
+            prompt, images_by_camera, model, latency_class, deadline_s, options
+        )
+        return TextStream(self._inference.Generate(request, timeout=timeout_s))
 
     def session(
         self,

@@ -90,7 +90,11 @@ class _CallDetails(_Details, grpc.ClientCallDetails):
     pass
 
 
-class _AddToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+class _AddToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
     """Sends the token with every call. Call credentials would do, but only over TLS."""
 
     def __init__(self, token: str) -> None:
@@ -111,6 +115,10 @@ class _AddToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
         )
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        """Adds the header."""
+        return self._call(continuation, details, request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
         """Adds the header."""
         return self._call(continuation, details, request)
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from saccade.v1 import inference_pb2, models_pb2, server_pb2
 
+Answer = inference_pb2.ActionChunk | inference_pb2.GenerateResult
+
 
 @dataclass(frozen=True)
 class Camera:
@@ -204,6 +206,73 @@ class Actions:
         return self.samples[0].values
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """How a text is written; the defaults are greedy."""
+
+    max_new_tokens: int = 0
+    """Of each sequence; 0: the server's default."""
+    temperature: float = 0.0
+    top_p: float = 0.0
+    """Sample from the most likely tokens with this probability together; 0: from all."""
+    seed: int = 0
+    num_sequences: int = 1
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own."""
+    ignore_eos: bool = False
+
+
+DEFAULT_TEXT_OPTIONS = TextOptions()
+
+
+@dataclass(frozen=True)
+class TextToken:
+    """One token of a text in progress."""
+
+    sequence: int
+    index: int
+    token_id: int
+    text: str
+    """What it completes: whole characters, often empty."""
+
+
+@dataclass(frozen=True)
+class TextSequence:
+    """One sequence of a text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    """``stop`` or ``length``."""
+    log_probability: float
+    """Of beam search, else 0; so is the score, which orders the sequences."""
+    score: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """The whole answer to one ``generate``."""
+
+    sequences: tuple[TextSequence, ...]
+    frames: tuple[FrameUsed, ...]
+    timings: Timings
+    tokens: dict[str, ModalityTokens]
+    frames_cached: bool
+    deadline_s: float
+    """The deadline it was judged by; 0: none."""
+    deadline_met: bool
+    late: bool
+    latency_class: str
+
+    @property
+    def text(self) -> str:
+        """Of the first sequence."""
+        return self.sequences[0].text
+
+
 def enum_name(enum: Any, number: int, prefix: str) -> str:
     """An enum value without its prefix, small; the number, for a value of a newer server."""
     known = enum.DESCRIPTOR.values_by_number.get(number)
@@ -256,11 +325,68 @@ def server_status(message: server_pb2.GetStatusResponse) -> ServerStatus:
     )
 
 
+def timings(t: inference_pb2.Timings) -> Timings:
+    """From the wire."""
+    return Timings(
+        queue_s=t.queue_us * 1e-6,
+        encode_s=t.encode_us * 1e-6,
+        prefill_s=t.prefill_us * 1e-6,
+        act_s=t.act_us * 1e-6,
+        total_s=t.total_us * 1e-6,
+        decode_s=t.decode_us * 1e-6,
+    )
+
+
+def frames_used(message: Answer) -> tuple[FrameUsed, ...]:
+    """From the wire."""
+    return tuple(FrameUsed(f.camera, f.capture_time_ns, f.age_us * 1e-6) for f in message.frames)
+
+
+def modality_tokens(message: Answer) -> dict[str, ModalityTokens]:
+    """From the wire."""
+    return {
+        enum_name(inference_pb2.Modality, m.modality, "MODALITY_"): ModalityTokens(
+            m.total, m.cached
+        )
+        for m in message.tokens
+    }
+
+
+def text_token(message: inference_pb2.GeneratedToken) -> TextToken:
+    """From the wire."""
+    return TextToken(message.sequence, message.index, message.token_id, message.text)
+
+
+def text(message: inference_pb2.GenerateResult) -> Text:
+    """From the wire."""
+    return Text(
+        sequences=tuple(
+            TextSequence(
+                text=s.text,
+                token_ids=tuple(s.token_ids),
+                finish_reason=enum_name(
+                    inference_pb2.FinishReason, s.finish_reason, "FINISH_REASON_"
+                ),
+                log_probability=s.log_probability,
+                score=s.score,
+            )
+            for s in message.sequences
+        ),
+        frames=frames_used(message),
+        timings=timings(message.timings),
+        tokens=modality_tokens(message),
+        frames_cached=message.frames_cached,
+        deadline_s=message.deadline_us * 1e-6,
+        deadline_met=message.deadline_met,
+        late=message.late,
+        latency_class=message.latency_class,
+    )
+
+
 def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
     """From the wire."""
     space = action_space(message.action_space)
     shape = (space.steps, space.dim)
-    t = message.timings
     return Actions(
         samples=tuple(
             ActionSample(
@@ -271,23 +397,9 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
             for s in message.samples
         ),
         space=space,
-        frames=tuple(
-            FrameUsed(f.camera, f.capture_time_ns, f.age_us * 1e-6) for f in message.frames
-        ),
-        timings=Timings(
-            queue_s=t.queue_us * 1e-6,
-            encode_s=t.encode_us * 1e-6,
-            prefill_s=t.prefill_us * 1e-6,
-            act_s=t.act_us * 1e-6,
-            total_s=t.total_us * 1e-6,
-            decode_s=t.decode_us * 1e-6,
-        ),
-        tokens={
-            enum_name(inference_pb2.Modality, m.modality, "MODALITY_"): ModalityTokens(
-                m.total, m.cached
-            )
-            for m in message.tokens
-        },
+        frames=frames_used(message),
+        timings=timings(message.timings),
+        tokens=modality_tokens(message),
         frames_cached=message.frames_cached,
         deadline_s=message.deadline_us * 1e-6,
         deadline_met=message.deadline_met,

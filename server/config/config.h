@@ -54,7 +54,9 @@ struct LimitsConfig {
   uint32_t sessions_per_peer = 64;    // open sessions of one peer address; 0: no limit
   uint32_t acts_in_flight = 16;       // unanswered act requests of one session
   double session_idle_s = 300;        // a session without any message for this long is closed
-  uint32_t max_samples = 16;          // samples of one act request
+  uint32_t max_samples = 16;          // samples of one act request, sequences of one Generate call
+  uint32_t max_new_tokens = 512;      // of each sequence of a Generate call
+  uint32_t max_beams = 8;             // of one Generate call
   uint32_t outbox_messages = 1'024;   // answers left unread by a client before its stream ends
 };
 

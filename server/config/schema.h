@@ -157,18 +157,25 @@ void Describe(V& v, LimitsConfig& c) {
           "Text, state, executed, reset and cancel messages of one session together, sustained."},
       c.messages_per_s, 0.01, 100'000);
   v.Real(Key{"pixels_per_s",
-             "Pixels of one session's frames, sustained; of one peer address for Predict calls. 0: "
+             "Pixels of one session's frames, sustained; of one peer address for Predict and "
+             "Generate calls. 0: "
              "no limit. The default is three 1920x1080 cameras at 80 Hz."},
          c.pixels_per_s, 0, 1e12);
   v.Integer(Key{"sessions_per_peer",
-                "Open sessions and running Predict calls of one peer address (IPv6: of one /64 "
+                "Open sessions and running Predict and Generate calls of one peer address (IPv6: "
+                "of one /64 "
                 "network); 0: only `server.max_sessions` bounds them."},
             c.sessions_per_peer, 0, 1'000'000);
   v.Integer(Key{"acts_in_flight", "Unanswered act requests of one session."}, c.acts_in_flight, 1,
             4'096);
   v.Real(Key{"session_idle_s", "A session that sends nothing for this long is closed."},
          c.session_idle_s, 1, 604'800);
-  v.Integer(Key{"max_samples", "Samples one act request may ask for."}, c.max_samples, 1, 256);
+  v.Integer(
+      Key{"max_samples", "Samples one act request, and sequences one Generate call, may ask for."},
+      c.max_samples, 1, 256);
+  v.Integer(Key{"max_new_tokens", "Tokens of each sequence that a Generate call may ask for."},
+            c.max_new_tokens, 1, 65'536);
+  v.Integer(Key{"max_beams", "Beams of one Generate call."}, c.max_beams, 1, 64);
   v.Integer(Key{"outbox_messages", "Answers a client may leave unread before its stream is ended."},
             c.outbox_messages, 4, 65'536);
 }

@@ -9,6 +9,10 @@
 namespace saccade {
 namespace {
 
+// Of the token array, for each sequence. A row reads the token sampled directly before it, so this
+// is a ring: one column would do, two keep a step's own tokens apart.
+constexpr uint32_t kTokenColumns = 2;
+
 // Lays index arrays one after another into pinned memory, and gives their device views.
 class MetaWriter {
  public:
@@ -69,6 +73,7 @@ struct DeviceSizes {
   size_t embeddings = 0;
   size_t tokens = 0;
   size_t sampled = 0;
+  size_t tops = 0;
   size_t rgb = 0;
   size_t meta_words = 0;
 };
@@ -77,9 +82,10 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   DeviceSizes sizes;
   sizes.embeddings =
       size_t{options.embedding_slots} * spec.vision_tokens * spec.hidden * sizeof(float);
-  const size_t sampled = size_t{options.sequence_slots} * spec.max_action_tokens;
+  const size_t sampled = size_t{options.sequence_slots} * kTokenColumns;
   sizes.sampled = sampled * sizeof(int32_t);
   sizes.tokens = (sampled + options.max_rows) * sizeof(int32_t);
+  sizes.tops = size_t{options.max_logit_rows} * kMaxTopTokens * (sizeof(int32_t) + sizeof(float));
   size_t frame_bytes = 0;
   for (const CameraSpec& camera : spec.cameras)
     frame_bytes = std::max(frame_bytes, size_t{camera.width} * camera.height * 3);
@@ -88,8 +94,8 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   const size_t max_seqs = options.max_rows;
   const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
   sizes.meta_words = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options.max_rows} + 16) +
-                     8 * (size_t{options.max_logit_rows} + 16) +
-                     2 * (size_t{options.num_blocks} + 16);
+                     10 * (size_t{options.max_logit_rows} + 16) +
+                     2 * (size_t{options.num_blocks} + options.sequence_slots + 16);
   return sizes;
 }
 
@@ -105,18 +111,19 @@ DeviceBytes PlanDeviceBytes(const ModelSpec& spec, const DeviceModelOptions& opt
   bytes.kv = kv_storage + kBookBytesPerBlock * options.num_blocks;
   bytes.embeddings = sizes.embeddings;
   bytes.scratch = workspace + parking * options.parking_places;
-  bytes.staging =
-      sizes.tokens + sizes.sampled + 2 * sizes.rgb + 2 * sizes.meta_words * sizeof(int32_t);
+  bytes.staging = sizes.tokens + sizes.sampled + 2 * sizes.tops + 2 * sizes.rgb +
+                  2 * sizes.meta_words * sizeof(int32_t);
   return bytes;
 }
 
 DeviceModel::DeviceModel(Backend& backend, Stream& stream, const Model& model,
                          const DeviceModelOptions& options)
-    : backend_(backend),
-      stream_(stream),
-      model_(model),
-      options_(options),
-      token_columns_(model.spec().max_action_tokens) {}
+    : backend_(backend), stream_(stream), model_(model), options_(options) {}
+
+int32_t DeviceModel::TokenCell(SequenceSlot slot, uint32_t index) const {
+  return slot.value() * static_cast<int32_t>(kTokenColumns) +
+         static_cast<int32_t>(index % kTokenColumns);
+}
 
 absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream,
                                                                  const Model& model,
@@ -152,6 +159,8 @@ absl::Status DeviceModel::Allocate() {
   ASSIGN_OR_RETURN(embeddings_, backend_.Allocate(sizes.embeddings, MemKind::kDevice));
   ASSIGN_OR_RETURN(tokens_, backend_.Allocate(sizes.tokens, MemKind::kDevice));
   ASSIGN_OR_RETURN(sampled_host_, backend_.Allocate(sizes.sampled, MemKind::kPinned));
+  ASSIGN_OR_RETURN(tops_, backend_.Allocate(sizes.tops, MemKind::kDevice));
+  ASSIGN_OR_RETURN(tops_host_, backend_.Allocate(sizes.tops, MemKind::kPinned));
   ASSIGN_OR_RETURN(arena_buffer_,
                    backend_.Allocate(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
                                                            options_.max_logit_rows),
@@ -178,31 +187,41 @@ absl::StatusOr<LayerRange> DeviceModel::RangeOf(const StepPlan& plan) const {
   return LayerRange{plan.slice.begin, plan.slice.end, parked_[plan.slice.place].get()};
 }
 
-absl::Status DeviceModel::Run(const StepPlan& plan, std::vector<SampledToken>& tokens) {
+absl::Status DeviceModel::Run(const StepPlan& plan, StepResult& result) {
   Arena arena(*arena_buffer_);
   ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
   absl::Status status = RunEncodes(ctx, plan);
   if (status.ok()) {
     arena.Reset();  // in stream order: the trunk may reuse what the encodes wrote to scratch
-    status = RunTrunk(ctx, plan, tokens);
+    status = RunTrunk(ctx, plan);
   }
   // Also after an error: staging and scratch must be quiet before the next step uses them.
   const absl::Status finished = stream_.Synchronize();
   if (status.ok()) status = finished;
-  if (!status.ok()) {
-    tokens.clear();
-    return status;
-  }
-  if (!plan.slice.last()) return absl::OkStatus();
+  if (status.ok() && plan.slice.last()) ReadResults(plan, result);
+  return status;
+}
+
+// What the step has copied to the host.
+void DeviceModel::ReadResults(const StepPlan& plan, StepResult& result) const {
   const auto* sampled = reinterpret_cast<const int32_t*>(sampled_host_->data());
-  size_t next = 0;
+  const auto* ids = reinterpret_cast<const int32_t*>(tops_host_->data());
+  const auto* log_probs = reinterpret_cast<const float*>(
+      tops_host_->data() + size_t{options_.max_logit_rows} * kMaxTopTokens * sizeof(int32_t));
   for (const TrunkItem& item : plan.trunk) {
     for (const SampleTarget& target : item.samples) {
-      const size_t flat = static_cast<size_t>(target.slot.value()) * token_columns_ + target.index;
-      tokens[next++].token = sampled[flat];
+      result.tokens.push_back({item.request, target.sample, target.index,
+                               sampled[TokenCell(target.slot, target.index)]});
     }
+    if (!item.top) continue;
+    TopTokens top{item.request, item.top->sample, item.top->index, {}};
+    for (uint32_t i = 0; i < item.top->count && ids[i] != kInvalidSample; ++i) {
+      top.tokens.push_back({ids[i], log_probs[i]});
+    }
+    result.tops.push_back(std::move(top));
+    ids += kMaxTopTokens;
+    log_probs += kMaxTopTokens;
   }
-  return absl::OkStatus();
 }
 
 absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
@@ -244,23 +263,24 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
 void DeviceModel::Staging::Clear() {
   for (auto* values :
        {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_slot, &token_index,
-        &embedding_index, &text, &logit_rows, &source_row, &draw, &dest, &copies}) {
+        &embedding_index, &text, &logit_rows, &source_row, &draw, &dest, &top_rows, &copies}) {
     values->clear();
   }
   temperature.clear();
+  top_p.clear();
   seed.clear();
   row_begin.push_back(0);
   page_begin.push_back(0);
 }
 
-absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples) {
+absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
   const ModelSpec& spec = model_.spec();
   const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
-  const auto text_base = static_cast<int32_t>(options_.sequence_slots * token_columns_);
+  const auto text_base = static_cast<int32_t>(options_.sequence_slots * kTokenColumns);
   staging_.Clear();
   auto& [row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot, token_index,
-         embedding_index, text, logit_rows, source_row, draw, dest, copies, temperature, seed] =
-      staging_;
+         embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies, temperature,
+         top_p, seed] = staging_;
   int32_t max_pages = 0;
   for (const TrunkItem& item : plan.trunk) {
     const Timeline& timeline = *item.timeline;
@@ -287,8 +307,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
         token = text_base + static_cast<int32_t>(text.size());
         text.push_back(item.known_tokens[t - item.begin]);
       } else if (t >= timeline.num_tokens()) {
-        token = item.slot.value() * static_cast<int32_t>(token_columns_) +
-                static_cast<int32_t>(t - timeline.num_tokens());
+        token = TokenCell(item.slot, t - timeline.num_tokens());
       } else {
         while (t >= timeline.segments()[segment].end) ++segment;
         const Segment& s = timeline.segments()[segment];
@@ -307,20 +326,22 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
       embedding_index.push_back(embedding);
     }
     row_begin.push_back(static_cast<int32_t>(row_pos.size()));
-    if (!item.samples.empty()) {
+    if (!item.samples.empty() || item.top) {
       for (const SampleTarget& target : item.samples) {
         source_row.push_back(static_cast<int32_t>(logit_rows.size()));
         temperature.push_back(target.temperature);
+        top_p.push_back(target.top_p);
         seed.push_back(static_cast<int64_t>(target.seed));
         draw.push_back(static_cast<int32_t>(target.index));
-        dest.push_back(target.slot.value() * static_cast<int32_t>(token_columns_) +
-                       static_cast<int32_t>(target.index));
+        dest.push_back(TokenCell(target.slot, target.index));
       }
+      if (item.top) top_rows.push_back(static_cast<int32_t>(logit_rows.size()));
       logit_rows.push_back(static_cast<int32_t>(row_pos.size()) - 1);
     }
   }
   if (row_pos.size() > options_.max_rows) return PlanTooLarge("rows");
-  if (logit_rows.size() > options_.max_logit_rows || dest.size() > options_.max_logit_rows) {
+  if (logit_rows.size() > options_.max_logit_rows ||
+      dest.size() + top_rows.size() > options_.max_logit_rows) {
     return PlanTooLarge("logit rows");
   }
   for (const BlockCopy& copy : plan.copies) {
@@ -328,35 +349,52 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
     copies.push_back(copy.to.value());
   }
 
-  num_samples = dest.size();
   MetaWriter writer(*meta_host_, *meta_, meta_words_);
   TensorView text_view;
   TensorView copies_view;
   TensorView seed_words;
   TensorView temperature_words;
+  TensorView top_p_words;
   bool fits = true;
   int32_t* seeds = writer.Reserve(2 * seed.size(), seed_words);
   int32_t* temperatures = writer.Reserve(temperature.size(), temperature_words);
-  fits = seeds != nullptr && temperatures != nullptr;
+  int32_t* top_ps = writer.Reserve(top_p.size(), top_p_words);
+  fits = seeds != nullptr && temperatures != nullptr && top_ps != nullptr;
   if (fits && !seed.empty()) {  // a step without samples has neither
     std::memcpy(seeds, seed.data(), seed.size() * sizeof(int64_t));
     std::memcpy(temperatures, temperature.data(), temperature.size() * sizeof(float));
+    std::memcpy(top_ps, top_p.data(), top_p.size() * sizeof(float));
   }
   PagedBatch& paged = batch.paged;
-  fits =
-      fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
-      writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) &&
-      writer.Add(page_pos, paged.page_pos) && writer.Add(row_pos, paged.row_pos) &&
-      writer.Add(row_slot, paged.row_slot) && writer.Add(token_index, batch.token_index) &&
-      writer.Add(embedding_index, batch.embedding_index) &&
-      writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
-      writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) &&
-      writer.Add(text, text_view) && writer.Add(copies, copies_view);
+  fits = fits && writer.Add(row_begin, paged.row_begin) &&
+         writer.Add(page_begin, paged.page_begin) && writer.Add(pages, paged.pages) &&
+         writer.Add(page_len, paged.page_len) && writer.Add(page_pos, paged.page_pos) &&
+         writer.Add(row_pos, paged.row_pos) && writer.Add(row_slot, paged.row_slot) &&
+         writer.Add(token_index, batch.token_index) &&
+         writer.Add(embedding_index, batch.embedding_index) &&
+         writer.Add(logit_rows, batch.logit_rows) &&
+         writer.Add(source_row, batch.sample.source_row) && writer.Add(draw, batch.sample.draw) &&
+         writer.Add(dest, batch.sample.dest) && writer.Add(top_rows, batch.top.source_row) &&
+         writer.Add(text, text_view) && writer.Add(copies, copies_view);
   if (!fits) return PlanTooLarge("page table entries");
-  const auto samples = static_cast<int64_t>(num_samples);
+  const auto samples = static_cast<int64_t>(dest.size());
   batch.sample.seed = TensorView::Dense(seed_words.data, DType::kI64, MemKind::kDevice, {samples});
   batch.sample.temperature =
       TensorView::Dense(temperature_words.data, DType::kF32, MemKind::kDevice, {samples});
+  batch.sample.top_p =
+      TensorView::Dense(top_p_words.data, DType::kF32, MemKind::kDevice, {samples});
+  const auto tops = static_cast<int64_t>(top_rows.size());
+  const auto all_rows = static_cast<int64_t>(options_.max_logit_rows);
+  int64_t most = 0;  // candidates of one row; the others take the first of as many
+  for (const TrunkItem& item : plan.trunk) {
+    if (item.top) most = std::max(most, int64_t{item.top->count});
+  }
+  if (most > int64_t{kMaxTopTokens}) return PlanTooLarge("candidates of a beam");
+  batch.top.ids = tops_->View(DType::kI32, {tops, kMaxTopTokens}).Columns(0, most);
+  batch.top.log_probs = tops_
+                            ->View(DType::kF32, {tops, kMaxTopTokens},
+                                   static_cast<size_t>(all_rows) * kMaxTopTokens * sizeof(int32_t))
+                            .Columns(0, most);
   RETURN_IF_ERROR(writer.Upload(stream_));
 
   const int64_t all_tokens = text_base + static_cast<int64_t>(options_.max_rows);
@@ -382,23 +420,21 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch, si
   return absl::OkStatus();
 }
 
-absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan,
-                                   std::vector<SampledToken>& tokens) {
+absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan) {
   if (plan.trunk.empty() && plan.copies.empty()) return absl::OkStatus();
   TrunkBatch batch;
-  size_t num_samples = 0;
-  RETURN_IF_ERROR(StageTrunk(plan, batch, num_samples));
+  RETURN_IF_ERROR(StageTrunk(plan, batch));
   if (plan.trunk.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(batch.layers, RangeOf(plan));
-  for (const TrunkItem& item : plan.trunk) {
-    if (!plan.slice.last()) break;
-    for (const SampleTarget& target : item.samples) {
-      tokens.push_back({item.request, target.sample, target.index, kInvalidSample});
-    }
-  }
   RETURN_IF_ERROR(model_.Forward(ctx, batch));
-  if (num_samples == 0 || !plan.slice.last()) return absl::OkStatus();
-  const auto sampled = static_cast<int64_t>(options_.sequence_slots) * token_columns_;
+  if (!plan.slice.last()) return absl::OkStatus();
+  if (!staging_.top_rows.empty()) {
+    const auto words = static_cast<int64_t>(2 * size_t{options_.max_logit_rows} * kMaxTopTokens);
+    RETURN_IF_ERROR(
+        stream_.Copy(tops_host_->View(DType::kI32, {words}), tops_->View(DType::kI32, {words})));
+  }
+  if (staging_.dest.empty()) return absl::OkStatus();
+  const auto sampled = static_cast<int64_t>(options_.sequence_slots) * kTokenColumns;
   return stream_.Copy(sampled_host_->View(DType::kI32, {sampled}), batch.tokens.Rows(0, sampled));
 }
 

@@ -46,8 +46,9 @@ class DeviceModel {
                                                              const DeviceModelOptions& options,
                                                              MemoryBudget* budget);
   // Runs the whole step and waits for it. The slices of a pass come in order, and no other pass
-  // with its parking place between them. On error nothing in `tokens` is valid.
-  absl::Status Run(const StepPlan& plan, std::vector<SampledToken>& tokens);
+  // with its parking place between them. The last one fills
+  // `result.tokens` and `result.tops`; on error they are empty.
+  absl::Status Run(const StepPlan& plan, StepResult& result);
 
  private:
   DeviceModel(Backend& backend, Stream& stream, const Model& model,
@@ -55,22 +56,23 @@ class DeviceModel {
   absl::Status Allocate();
   absl::StatusOr<LayerRange> RangeOf(const StepPlan& plan) const;
   absl::Status RunEncodes(ExecContext& ctx, const StepPlan& plan);
-  absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan, std::vector<SampledToken>& tokens);
+  absl::Status RunTrunk(ExecContext& ctx, const StepPlan& plan);
+  void ReadResults(const StepPlan& plan, StepResult& result) const;
   // The index arrays of a step, kept between steps for their memory.
   struct Staging {
     std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot,
-        token_index, embedding_index, text, logit_rows, source_row, draw, dest, copies;
-    std::vector<float> temperature;
+        token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies;
+    std::vector<float> temperature, top_p;
     std::vector<int64_t> seed;
     void Clear();
   };
-  absl::Status StageTrunk(const StepPlan& plan, TrunkBatch& batch, size_t& num_samples);
+  absl::Status StageTrunk(const StepPlan& plan, TrunkBatch& batch);
+  int32_t TokenCell(SequenceSlot slot, uint32_t index) const;
 
   Backend& backend_;
   Stream& stream_;
   const Model& model_;
   const DeviceModelOptions options_;
-  const uint32_t token_columns_;   // of the token array: action tokens per sequence
   std::vector<MemoryHold> holds_;  // of everything below
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
@@ -78,7 +80,8 @@ class DeviceModel {
   std::unique_ptr<KvStorage> kv_;
   std::unique_ptr<Buffer> embeddings_;  // [embedding_slots * vision_tokens, hidden] F32
   std::unique_ptr<Buffer>
-      tokens_;  // [sequence_slots * token_columns_ + max_rows] I32; the tail is the step's text ids
+      tokens_;  // [sequence_slots * kTokenColumns + max_rows] I32; the tail is the step's text ids
+  std::unique_ptr<Buffer> tops_;  // [max_logit_rows, kMaxTopTokens] I32, then as many F32
   std::unique_ptr<Buffer> arena_buffer_;
   std::vector<std::unique_ptr<Buffer>> parked_;  // hidden states between slices, by place
   std::unique_ptr<Buffer> meta_;                 // index arrays of a step
@@ -86,6 +89,7 @@ class DeviceModel {
   std::unique_ptr<Buffer> meta_host_;            // pinned staging of the three above
   std::unique_ptr<Buffer> rgb_host_;
   std::unique_ptr<Buffer> sampled_host_;
+  std::unique_ptr<Buffer> tops_host_;
 };
 
 }  // namespace saccade

@@ -347,7 +347,7 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     lane.kv = served.kv;
     lane.embedding_slots = served.embedding_slots;
     lane.sequence_slots = served.max_sequences;
-    lane.max_action_tokens = served.spec().max_action_tokens;
+    lane.max_action_tokens = std::max(served.spec().max_action_tokens, options_.max_new_tokens);
     lane.max_rows = options_.max_rows;
     lane.max_frames = options_.max_frames;
     lane.max_logit_rows = options_.max_logit_rows;
@@ -675,7 +675,19 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     status = Draining();
   } else if (model == nullptr || model->closing) {
     status = Unloaded();
-  } else if (spec == nullptr) {
+  } else if (request.text &&
+             uint64_t{request.timeline->num_tokens()} + request.text->max_new_tokens >
+                 model->served->spec().max_positions) {
+    ErrorInfo info;
+    info.reason = Reason::kNeverFits;
+    info.field = "max_new_tokens";
+    status = MakeError(
+        absl::StatusCode::kInvalidArgument,
+        StrCat("max_new_tokens: a prompt of ", request.timeline->num_tokens(), " tokens and ",
+               request.text->max_new_tokens, " new ones do not fit the model's ",
+               model->served->spec().max_positions, " positions"),
+        info);
+  } else if (!request.text && spec == nullptr) {
     status = InvalidField("statistics_key", "the model has no such statistics");
   } else {
     Request offered;
@@ -686,7 +698,14 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     offered.arrival = request.arrival;
     offered.deadline = request.deadline;
     offered.timeline = request.timeline;
-    offered.action_tokens = spec->action_dim;
+    if (request.text) {
+      offered.action_tokens = request.text->max_new_tokens;
+      offered.top_p = request.text->top_p;
+      offered.stop_tokens = request.text->stop_tokens;
+      offered.beams = request.text->beams;
+    } else {
+      offered.action_tokens = spec->action_dim;
+    }
     offered.samples = request.samples;
     offered.temperature = request.temperature;
     offered.seed = request.seed;
@@ -753,7 +772,8 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
     for (const SampledToken& token : result.tokens) {
       if (token.token == kInvalidSample || model.instances.front()->IsActionToken(token.token))
         continue;
-      if (!active_.contains(token.request)) continue;
+      const auto it = active_.find(token.request);
+      if (it == active_.end() || it->second.request.text) continue;
       ErrorInfo info;
       info.reason = Reason::kInvalidActionToken;
       scheduler_->Fail(token.request,
@@ -767,16 +787,13 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   scheduler_->OnStepDone(plan, result, now);
   metrics_.StepDone(plan, result, loaded.warm);
   recorder_.Step(plan, result);
+  for (const SampledToken& token : scheduler_->TakeEmitted()) {
+    const auto it = active_.find(token.request);
+    if (it == active_.end()) continue;
+    it->second.request.sink->OnToken(token.request, token.sample, token.index, token.token);
+  }
   if (result.status.ok()) {
     state.failures = 0;
-    for (const SampledToken& token : result.tokens) {
-      const auto it = active_.find(token.request);
-      if (it == active_.end() || token.token == kInvalidSample) continue;
-      if (model.invalid_tokens == InvalidTokenPolicy::kFail &&
-          !model.instances.front()->IsActionToken(token.token))
-        continue;
-      it->second.request.sink->OnToken(token.request, token.sample, token.index, token.token);
-    }
   } else if (++state.failures >= kFailuresUntilLost) {
     LoseWorker(message.worker, now);
   }
@@ -901,10 +918,11 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   const ServedModel& model = *loaded.served;
   ActResult result;
   absl::Status status = std::move(outcome.status);
-  for (const std::vector<int32_t>& tokens : outcome.tokens) {
+  if (request.text) result.answers = std::exchange(outcome.answers, {});
+  for (const Outcome::Answer& answer : outcome.answers) {
     if (!status.ok()) break;
     absl::StatusOr<ActionChunk> chunk = model.instances.front()->DecodeActions(
-        tokens, request.statistics_key, model.invalid_tokens);
+        answer.tokens, request.statistics_key, model.invalid_tokens);
     if (chunk.ok()) {
       result.chunks.push_back(*std::move(chunk));
     } else {

@@ -55,13 +55,23 @@ struct EngineOptions {
   uint32_t max_rows = 512;  // trunk rows of one step
   uint32_t max_frames = 8;  // encodes of one step
   uint32_t max_logit_rows = 64;
+  uint32_t max_new_tokens = 0;  // of one text; 0: none is written
   size_t inbox_capacity = 4096;
   MemoryBudget* memory = nullptr;  // holds what models need; outlives the engine and its models
   CostTable costs;                 // step times of earlier runs; what is not in it is learned
 };
 
+// What a request for text asks for, in place of actions.
+struct TextRequest {
+  uint32_t max_new_tokens = 0;
+  float top_p = 1;                   // (0, 1]
+  std::vector<int32_t> stop_tokens;  // the model's and the request's own
+  std::optional<BeamOptions> beams;  // over `samples` beams
+};
+
 struct ActResult {
-  std::vector<ActionChunk> chunks;  // one per sample
+  std::vector<ActionChunk> chunks;       // of actions: one per sample
+  std::vector<Outcome::Answer> answers;  // of text: one per sample, or the best hypotheses
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
@@ -71,7 +81,8 @@ struct ActResult {
 };
 
 // Implemented by the rpc stream; called by the holder of the engine's turn, one call at a time,
-// also from inside Submit; must not block. OnDone is called exactly once.
+// also from inside Submit; must not block. OnDone is called exactly once. OnToken comes before it,
+// never for beams and never after a sample's stop token.
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;
@@ -86,7 +97,8 @@ struct ActRequest {
   TimePoint arrival{};
   TimePoint deadline = kNever;
   std::shared_ptr<const Timeline> timeline;
-  std::string statistics_key;  // valid for the model
+  std::string statistics_key;       // valid for the model; not used for text
+  std::optional<TextRequest> text;  // absent: actions
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;

@@ -53,6 +53,9 @@ void EngineMetrics::Finished(const ActRequest& request, const absl::Status& stat
     (result.late ? klass.missed : klass.met)->Increment();
     klass.queue_seconds->Observe(ToSeconds(result.timings.queue));
     klass.end_to_end_seconds->Observe(ToSeconds(result.timings.total));
+    for (const Outcome::Answer& answer : result.answers) {
+      model.generated_tokens->Increment(static_cast<double>(answer.tokens.size()));
+    }
     if (request.frame_captured != TimePoint{}) {
       model.frame_age_seconds->Observe(ToSeconds(result.finished - request.frame_captured));
     }

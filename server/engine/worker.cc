@@ -49,7 +49,7 @@ void Worker::Loop() {
     StepResult result;
     result.id = step->plan.id;
     result.started = clock_.Now();
-    result.status = step->model->Run(step->plan, result.tokens);
+    result.status = step->model->Run(step->plan, result);
     result.finished = clock_.Now();
     const bool more = slots_[taken % 2].load(std::memory_order_relaxed) != nullptr;
     on_done_(step->plan, std::move(result), more);

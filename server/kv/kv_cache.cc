@@ -20,7 +20,7 @@ std::string Name(size_t m) { return std::string(kModalityNames[m]); }
 struct PageSpan {
   uint64_t begin = 0;
   uint64_t end = 0;
-  Modality modality = Modality::kAction;
+  Modality modality = Modality::kText;
 };
 
 PageSpan SpanOfPage(const Timeline& timeline, uint32_t index) {
@@ -31,7 +31,7 @@ PageSpan SpanOfPage(const Timeline& timeline, uint32_t index) {
   }
   const uint64_t begin =
       timeline.num_tokens() + (index - blocks.size()) * uint64_t{timeline.block_tokens()};
-  return {begin, begin + timeline.block_tokens(), Modality::kAction};
+  return {begin, begin + timeline.block_tokens(), timeline.answer()};
 }
 
 }  // namespace
@@ -152,9 +152,10 @@ KvCache::KvCache(const KvCacheOptions& options)
 
 KvCache::~KvCache() {
   for (Sequence* sequence : open_) sequence->cache_ = nullptr;
+  for (KvReserve* reserve : reserves_) reserve->cache_ = nullptr;
 }
 
-absl::Status KvCache::CheckFits(const Timeline& timeline, uint32_t action_tokens,
+absl::Status KvCache::CheckFits(const Timeline& timeline, uint32_t answer_tokens,
                                 uint32_t samples) const {
   if (timeline.block_tokens() != options_.block_tokens) {
     return absl::FailedPreconditionError(
@@ -172,8 +173,8 @@ absl::Status KvCache::CheckFits(const Timeline& timeline, uint32_t action_tokens
     ++need[static_cast<size_t>(timeline.segments()[b.segment].modality)];
   }
   const uint64_t per_sample =
-      (uint64_t{action_tokens} + options_.block_tokens - 1) / options_.block_tokens;
-  need[static_cast<size_t>(Modality::kAction)] += per_sample * std::max(samples, 1u);
+      (uint64_t{answer_tokens} + options_.block_tokens - 1) / options_.block_tokens;
+  need[static_cast<size_t>(timeline.answer())] += per_sample * std::max(samples, 1u);
   // The floors of the others stay theirs, used or not.
   uint64_t total = 0;
   uint64_t kept = 0;
@@ -334,9 +335,7 @@ void KvCache::RollbackTo(size_t savepoint) {
 }
 
 std::vector<BlockCopy> KvCache::Commit() {
-  std::vector<BlockCopy> copies = std::exchange(returned_, {});
-  // A block whose sequence is gone needs its copy no more, and may be given out below.
-  std::erase_if(copies, [&](const BlockCopy& c) { return pool_->block(c.to).refs == 0; });
+  std::vector<BlockCopy> copies;
   for (const BlockPool::Victim& victim : plan_->victims) pool_->Evict(victim);
   for (const Plan::Record& record : plan_->records) {
     if (record.sequence == nullptr) continue;
@@ -363,10 +362,6 @@ std::vector<BlockCopy> KvCache::Commit() {
   plan_->records.clear();
   plan_->open = false;
   return copies;
-}
-
-void KvCache::ReturnCopies(std::span<const BlockCopy> copies) {
-  returned_.insert(returned_.end(), copies.begin(), copies.end());
 }
 
 void KvCache::Publish(Sequence& s, uint32_t tokens, TimePoint /*now*/) {
@@ -400,11 +395,80 @@ std::unique_ptr<Sequence> KvCache::Fork(const Sequence& other) {
   return sequence;
 }
 
+std::unique_ptr<KvReserve> KvCache::SetAside(Modality m, uint32_t blocks, TimePoint now) {
+  const KvTransaction transaction = Begin(now);  // dropped in the end: its plan stays empty
+  for (uint32_t i = 0; i < blocks; ++i) {
+    if (pool_->Take(plan_->capacity, m, plan_->victims)) continue;
+    pool_->Unclaim(plan_->victims, 0);
+    return nullptr;
+  }
+  for (const BlockPool::Victim& victim : plan_->victims) pool_->Evict(victim);
+  plan_->victims.clear();
+  auto reserve = std::unique_ptr<KvReserve>(new KvReserve(this, m));
+  for (uint32_t i = 0; i < blocks; ++i) reserve->blocks_.push_back(pool_->Allocate(m));
+  reserve->index_ = reserves_.size();
+  reserves_.push_back(reserve.get());
+  return reserve;
+}
+
+absl::Status KvCache::Extend(Sequence& s, uint32_t upto, KvReserve& reserve,
+                             std::vector<BlockCopy>& copies) {
+  if (s.cache_ != this || reserve.cache_ != this || s.planned_tokens_ != s.reserved_tokens_ ||
+      s.reserved_tokens_ < s.timeline_->num_tokens() || s.pages_.empty() ||
+      reserve.modality_ != s.timeline_->answer()) {
+    return absl::FailedPreconditionError("kv: a sequence cannot grow out of this reserve");
+  }
+  if (upto <= s.reserved_tokens_) return absl::OkStatus();
+  const Timeline& t = *s.timeline_;
+  const auto pages = static_cast<uint32_t>(s.pages_.size());
+  const uint64_t end = SpanOfPage(t, pages - 1).end;
+  const BlockId last = s.pages_.back().block;
+  const bool copy = s.reserved_tokens_ < end && pool_->block(last).refs > 1;
+  const uint64_t more = upto <= end ? 0 : (upto - end + t.block_tokens() - 1) / t.block_tokens();
+  if (more + (copy ? 1 : 0) > reserve.blocks_.size()) {
+    return absl::ResourceExhaustedError("kv: a reserve is too small");
+  }
+  const auto take = [&reserve] {
+    const BlockId block = reserve.blocks_.back();
+    reserve.blocks_.pop_back();
+    return block;
+  };
+  if (copy) {
+    s.pages_.back().block = take();
+    copies.push_back({last, s.pages_.back().block});
+    pool_->Unref(last);
+  }
+  for (uint64_t i = 0; i < more; ++i) {
+    const PageSpan span = SpanOfPage(t, static_cast<uint32_t>(s.pages_.size()));
+    s.pages_.push_back({take(), static_cast<uint32_t>(span.begin)});
+  }
+  s.reserved_tokens_ = s.planned_tokens_ = upto;
+  s.planned_pages_ = static_cast<uint32_t>(s.pages_.size());
+  return absl::OkStatus();
+}
+
+void KvCache::Drop(std::unique_ptr<Sequence> sequence, KvReserve& reserve) {
+  if (sequence == nullptr || sequence->cache_ != this) return;
+  const bool fits = reserve.cache_ == this && reserve.modality_ == sequence->timeline_->answer();
+  Release(*sequence, false, fits ? &reserve : nullptr);
+}
+
+KvReserve::~KvReserve() {
+  if (cache_ != nullptr) cache_->Release(*this);
+}
+
+void KvCache::Release(KvReserve& reserve) {
+  for (const BlockId block : reserve.blocks_) pool_->Unref(block);
+  reserves_[reserve.index_] = reserves_.back();
+  reserves_[reserve.index_]->index_ = reserve.index_;
+  reserves_.pop_back();
+}
+
 void KvCache::Close(std::unique_ptr<Sequence> sequence, TimePoint /*now*/, bool poisoned) {
   if (sequence != nullptr && sequence->cache_ == this) Release(*sequence, poisoned);
 }
 
-void KvCache::Release(Sequence& s, bool poisoned) {
+void KvCache::Release(Sequence& s, bool poisoned, KvReserve* reserve) {
   for (Plan::Record& record : plan_->records) {
     if (record.sequence != &s) continue;
     if (record.departs.valid()) pool_->CancelDeparture(record.departs);
@@ -413,7 +477,12 @@ void KvCache::Release(Sequence& s, bool poisoned) {
   // Backwards: the deepest block becomes idle first, so it is evicted before what it builds on.
   for (auto page = s.pages_.rbegin(); page != s.pages_.rend(); ++page) {
     if (poisoned) pool_->Unindex(page->block);
-    pool_->Unref(page->block);
+    if (reserve != nullptr && page->begin >= s.timeline_->num_tokens() &&
+        pool_->block(page->block).refs == 1) {
+      reserve->blocks_.push_back(page->block);
+    } else {
+      pool_->Unref(page->block);
+    }
   }
   open_[s.index_] = open_.back();
   open_[s.index_]->index_ = s.index_;
@@ -475,7 +544,7 @@ absl::Status KvCache::CheckInvariants() const {
       if (block.modality != span.modality)
         return broken("page ", i, " of sequence ", k, " is in another partition");
       if (i >= blocks.size() && block.state == BlockPool::State::kCommitted) {
-        return broken("sequence ", k, " has shared action block ", b);
+        return broken("sequence ", k, " has shared answer block ", b);
       }
       const bool whole = i < blocks.size() && span.end <= s.committed_tokens_;
       if (whole && block.state != BlockPool::State::kCommitted) {
@@ -488,6 +557,16 @@ absl::Status KvCache::CheckInvariants() const {
       return broken("sequence ", k, " has reserved tokens without a page");
     if (s.planned_tokens_ < s.reserved_tokens_ || s.planned_pages_ < s.pages_.size()) {
       return broken("sequence ", k, " is planned to shrink");
+    }
+  }
+  for (size_t k = 0; k < reserves_.size(); ++k) {
+    if (reserves_[k]->cache_ != this || reserves_[k]->index_ != k) {
+      return broken("reserve ", k, " is not where it says");
+    }
+    for (const BlockId block : reserves_[k]->blocks_) {
+      if (++edges[static_cast<size_t>(block.value())] > 1) {
+        return broken("reserve ", k, " holds block ", block.value(), ", which is in use");
+      }
     }
   }
   RETURN_IF_ERROR(pool_->Check(edges, plan_->victims));

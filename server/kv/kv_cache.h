@@ -70,6 +70,26 @@ struct BlockCopy {
 class BlockPool;
 class KvCache;
 
+// Blocks set aside for the answers of a group of forks that grow one token at a time and are
+// dropped again (beams). Taken all at once by SetAside, so that no member of the group waits for a
+// block later; given back when this is destroyed.
+class KvReserve {
+ public:
+  ~KvReserve();
+  KvReserve(const KvReserve&) = delete;
+  KvReserve& operator=(const KvReserve&) = delete;
+  // Blocks that no sequence names.
+  uint32_t blocks() const { return static_cast<uint32_t>(blocks_.size()); }
+
+ private:
+  friend class KvCache;
+  KvReserve(KvCache* cache, Modality modality) : cache_(cache), modality_(modality) {}
+  KvCache* cache_;  // null once the cache is gone
+  const Modality modality_;
+  size_t index_ = 0;  // in the cache's list of reserves
+  std::vector<BlockId> blocks_;
+};
+
 // The K/V of one token sequence: references to blocks. Made by Open or Fork, given back by Close.
 // One that is destroyed instead is closed all the same.
 class Sequence {
@@ -101,7 +121,8 @@ class Sequence {
   KvCache* cache_;    // null once closed
   size_t index_ = 0;  // in the cache's list of open sequences
   std::shared_ptr<const Timeline> timeline_;
-  // Page i is block i of the timeline; the pages after those hold action tokens, block_tokens each.
+  // Page i is block i of the timeline; the pages after those hold the answer's tokens, block_tokens
+  // each.
   std::vector<Page> pages_;
   uint32_t cached_tokens_ = 0;
   std::array<uint32_t, kModalities> cached_by_modality_{};
@@ -126,9 +147,9 @@ class KvTransaction {
   KvTransaction& operator=(KvTransaction&& other) noexcept;
   ~KvTransaction();
 
-  // Plans room for tokens [reserved, upto) of `sequence`; tokens past the timeline are action
-  // tokens. May plan evictions of idle blocks. RESOURCE_EXHAUSTED leaves the plan as it was before
-  // the call. Copy-on-write: a part-full last block that is shared gets a private copy.
+  // Plans room for tokens [reserved, upto) of `sequence`; tokens past the timeline are the
+  // answer's. May plan evictions of idle blocks. RESOURCE_EXHAUSTED leaves the plan as it was
+  // before the call. Copy-on-write: a part-full last block that is shared gets a private copy.
   // FAILED_PRECONDITION: the transaction is over, the sequence is another cache's, or its timeline
   // is cut otherwise.
   absl::Status Reserve(Sequence& sequence, uint32_t upto);
@@ -157,9 +178,9 @@ class KvCache {
   KvCache& operator=(const KvCache&) = delete;
 
   // OK when the request could run on an empty cache; else RESOURCE_EXHAUSTED, kNeverFits, with both
-  // numbers. `action_tokens`: tokens past the timeline that get a place, for each of `samples`
+  // numbers. `answer_tokens`: tokens past the timeline that get a place, for each of `samples`
   // forks of one prompt.
-  absl::Status CheckFits(const Timeline& timeline, uint32_t action_tokens, uint32_t samples) const;
+  absl::Status CheckFits(const Timeline& timeline, uint32_t answer_tokens, uint32_t samples) const;
   // Takes references on the longest cached prefix of whole timeline blocks; never the last block,
   // whose last token must be computed for its logits. Content is compared after the hash.
   // `timeline` is not null.
@@ -167,17 +188,26 @@ class KvCache {
   // Prompt tokens that Open would find, without taking them.
   uint32_t CachedTokens(const Timeline& timeline) const;
   KvTransaction Begin(TimePoint now);
-  // A step that Commit gave copies to was taken back before it ran: the next Commit lists them
-  // again, first. Call before that Commit.
-  void ReturnCopies(std::span<const BlockCopy> copies);
   // Tokens [0, tokens) are computed (more than reserved is cut, less than before is nothing): their
   // whole timeline blocks become immutable and shareable. First writer wins: where another block
   // holds the same content already, this sequence keeps its own copy, which is freed with it.
-  // Action tokens are never shared by content.
+  // The answer's tokens are never shared by content.
   void Publish(Sequence& sequence, uint32_t tokens, TimePoint now);
   // A second sequence on the same blocks, reserved and committed as the first is now. Tokens that
   // are reserved but not yet computed are computed once, by a step of either.
   std::unique_ptr<Sequence> Fork(const Sequence& sequence);
+  // Takes `blocks` blocks for answers of modality `m`; null when they cannot be had, and nothing
+  // happened. Drops an open transaction.
+  std::unique_ptr<KvReserve> SetAside(Modality m, uint32_t blocks, TimePoint now);
+  // Room for tokens [reserved, upto) of `sequence`, which holds its prompt, out of `reserve`, at
+  // once and without a transaction. Appends the copies that must be made before the next step.
+  // RESOURCE_EXHAUSTED: the reserve is too small, and nothing happened. FAILED_PRECONDITION: the
+  // prompt is not reserved, a transaction plans for the sequence, the reserve is of another
+  // modality than the timeline's answer, or something is another cache's.
+  absl::Status Extend(Sequence& sequence, uint32_t upto, KvReserve& reserve,
+                      std::vector<BlockCopy>& copies);
+  // As Close, but blocks of the answer that nobody else names go to `reserve`.
+  void Drop(std::unique_ptr<Sequence> sequence, KvReserve& reserve);
   // No step in flight may name the sequence. Its indexed blocks stay as idle prefix pages, deepest
   // first in line for eviction; others are freed. `poisoned` (non-finite values): none of its
   // blocks is found again, not even those it found cached at Open, since it is unknown where the
@@ -187,13 +217,14 @@ class KvCache {
   void FlushIdle();
   KvStats stats() const;
   // free + held + idle = capacity; partition sums, floors and caps; references equal edges counted
-  // from sequences; every indexed block committed and found by its key; no block owned twice; page
-  // tables without holes; an open transaction's plan consistent. Called by every test and by the
-  // admin API. INTERNAL naming what is broken.
+  // from sequences and reserves; every indexed block committed and found by its key; no block owned
+  // twice; page tables without holes; an open transaction's plan consistent. Called by every test
+  // and by the admin API. INTERNAL naming what is broken.
   absl::Status CheckInvariants() const;
 
  private:
   friend class Sequence;
+  friend class KvReserve;
   friend class KvTransaction;
   friend class KvCacheTestPeer;
   struct Plan;
@@ -208,7 +239,9 @@ class KvCache {
   void VisitCachedPrefix(const Timeline& timeline, Visit&& visit) const;
   std::unique_ptr<Sequence> Register(std::unique_ptr<Sequence> sequence);
   void Count(Sequence& sequence);
-  void Release(Sequence& sequence, bool poisoned);
+  // `reserve` (may be null) gets the answer's blocks that become free.
+  void Release(Sequence& sequence, bool poisoned, KvReserve* reserve = nullptr);
+  void Release(KvReserve& reserve);
   absl::Status Reserve(Sequence& sequence, uint32_t upto);
   void RollbackTo(size_t savepoint);
   std::vector<BlockCopy> Commit();
@@ -216,8 +249,8 @@ class KvCache {
   KvCacheOptions options_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Plan> plan_;
-  std::vector<Sequence*> open_;      // not owned
-  std::vector<BlockCopy> returned_;  // to be listed by the next Commit
+  std::vector<Sequence*> open_;       // not owned
+  std::vector<KvReserve*> reserves_;  // not owned
   std::array<Traffic, kModalities> traffic_{};
 };
 

@@ -74,6 +74,11 @@ TimelineBuilder& TimelineBuilder::AddVision(uint32_t camera, ContentRef content,
   return *this;
 }
 
+TimelineBuilder& TimelineBuilder::SetAnswer(Modality answer) {
+  timeline_->answer_ = answer;
+  return *this;
+}
+
 std::shared_ptr<const Timeline> TimelineBuilder::Build() {
   std::shared_ptr<Timeline> timeline = std::exchange(timeline_, std::make_shared<Timeline>());
   timeline->salt_ = salt_;

@@ -43,6 +43,8 @@ class Timeline {
   uint32_t num_tokens() const { return static_cast<uint32_t>(tokens_.size()); }
   uint32_t block_tokens() const { return block_tokens_; }
   const Digest128& salt() const { return salt_; }
+  // Whose partition holds the tokens past the prompt: action tokens, or generated text.
+  Modality answer() const { return answer_; }
   // Exact content equality of block i of both (parents included by the caller's walk from block 0).
   // Frames are interned, so theirs are compared by address; a missing frame equals nothing.
   static bool SameContent(const Timeline& a, const Timeline& b, uint32_t block);
@@ -55,6 +57,7 @@ class Timeline {
   std::vector<int32_t> tokens_;
   Digest128 salt_;
   uint32_t block_tokens_ = 1;
+  Modality answer_ = Modality::kAction;
 };
 
 // Each Add makes one segment, which starts a new block; an empty one adds nothing.
@@ -65,6 +68,8 @@ class TimelineBuilder {
   TimelineBuilder(const Digest128& salt, uint32_t block_tokens);
   TimelineBuilder& AddText(std::span<const int32_t> ids);
   TimelineBuilder& AddVision(uint32_t camera, ContentRef content, uint32_t num_tokens);
+  // What follows the prompt; no part of any key, so prompts are shared whatever is asked of them.
+  TimelineBuilder& SetAnswer(Modality answer);
   // Never null. The builder is empty afterwards and may be used again.
   std::shared_ptr<const Timeline> Build();
 

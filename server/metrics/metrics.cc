@@ -202,7 +202,9 @@ struct Metrics::ModelFamilies {
         invalid(make.Counters("saccade_invalid_action_tokens_total",
                               "Decoded tokens outside the action range.")),
         non_finite(
-            make.Counters("saccade_non_finite_total", "Requests failed because of NaN or Inf.")) {}
+            make.Counters("saccade_non_finite_total", "Requests failed because of NaN or Inf.")),
+        generated(make.Counters("saccade_generated_tokens_total",
+                                "Tokens of texts that were answered.")) {}
 
   ModelMetrics Make(const std::string& name) {
     const Labels labels = {{"model", name}};
@@ -237,6 +239,7 @@ struct Metrics::ModelFamilies {
     m.vision_cache_misses = &cache_misses.Add(labels);
     m.invalid_action_tokens = &invalid.Add(labels);
     m.non_finite = &non_finite.Add(labels);
+    m.generated_tokens = &generated.Add(labels);
     return m;
   }
 
@@ -260,6 +263,7 @@ struct Metrics::ModelFamilies {
   Family<Counter>& cache_misses;
   Family<Counter>& invalid;
   Family<Counter>& non_finite;
+  Family<Counter>& generated;
 };
 
 ModelMetrics& Metrics::model(const std::string& name) {

@@ -101,7 +101,8 @@ struct ModelMetrics {
   prometheus::Counter* vision_cache_hits = nullptr;  // frames
   prometheus::Counter* vision_cache_misses = nullptr;
   prometheus::Counter* invalid_action_tokens = nullptr;
-  prometheus::Counter* non_finite = nullptr;  // requests failed for NaN or Inf
+  prometheus::Counter* non_finite = nullptr;        // requests failed for NaN or Inf
+  prometheus::Counter* generated_tokens = nullptr;  // of texts that were answered
 
   PartitionMetrics& partition(Modality m) { return partitions[static_cast<size_t>(m)]; }
   void RejectFrame(Reason reason) const {

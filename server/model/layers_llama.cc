@@ -164,9 +164,7 @@ absl::Status LlamaTrunk::Head(ExecContext& ctx, StageTap& tap, const TrunkBatch&
   head.y = logits;
   RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, head));
   RETURN_IF_ERROR(tap.Record("lm.logits", logits));
-  SampleArgs sample = batch.sample;
-  sample.logits = logits;
-  return ctx.ops.Sample(ctx.stream, sample);
+  return PickTokens(ctx, batch, logits);
 }
 
 absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const {

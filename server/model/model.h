@@ -14,6 +14,7 @@
 #include "base/modality.h"
 #include "base/status.h"
 #include "model/image_decode.h"
+#include "model/tokenizer.h"
 #include "tensor/arena.h"
 #include "tensor/backend.h"
 
@@ -55,6 +56,7 @@ struct ModelSpec {
   // the trunk is its head, which runs only where logits are needed.
   std::vector<LayerCost> vision_layers;
   std::vector<LayerCost> trunk_layers;
+  std::vector<int32_t> stop_tokens;  // that end a text the model writes
   uint64_t parameters = 0;
   size_t weight_bytes = 0;  // on the device
 };
@@ -124,8 +126,20 @@ struct TrunkBatch {
   int32_t num_logit_rows = 0;  // R; 0: nothing is sampled in this step
   TensorView logit_rows;       // [R] I32: rows of this batch whose logits are needed
   SampleArgs sample;           // all but `logits`, which Forward fills in
+  TopTokensArgs top;           // the same
   LayerRange layers;
 };
+
+// The end of a Forward: what the batch wants of its logits [R, vocabulary].
+inline absl::Status PickTokens(ExecContext& ctx, const TrunkBatch& batch,
+                               const TensorView& logits) {
+  SampleArgs sample = batch.sample;
+  sample.logits = logits;
+  if (sample.dest.dims[0] > 0) RETURN_IF_ERROR(ctx.ops.Sample(ctx.stream, sample));
+  TopTokensArgs top = batch.top;
+  top.logits = logits;
+  return top.ids.dims[0] > 0 ? ctx.ops.TopTokens(ctx.stream, top) : absl::OkStatus();
+}
 
 class Model {
  public:
@@ -138,9 +152,20 @@ class Model {
   virtual absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
   virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;
-  // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec. Takes all
-  // rows.
+  // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec. Takes
+  // all rows.
   virtual absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const = 0;
+  // What reads and writes the model's texts; null: it writes none.
+  virtual const Tokenizer* tokenizer() const { return nullptr; }
+  // A prompt as it is, without the words that BuildPrompt puts around an instruction: the frames of
+  // `cameras` (in that order; indices are valid) where the model was trained to have them. `ids`
+  // begin with what the tokenizer puts in front of a text. INVALID_ARGUMENT names "token_ids".
+  virtual absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
+                                                 std::span<const uint32_t> cameras) const {
+    (void)ids;
+    (void)cameras;
+    return absl::UnimplementedError("the model writes no text");
+  }
   virtual bool IsActionToken(int32_t id) const = 0;
   // `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL with
   // kInvalidActionToken; kClamp -> the reference's clamping.

@@ -4,7 +4,8 @@
 //   Prepend and Replace of a
 //                    string; pre-tokenizers Metaspace and Split of a string; byte fallback; added
 //                    tokens; TemplateProcessing. Anything else in the file is UNIMPLEMENTED naming
-//                    the part.
+//                    the part. Of decoders Replace, ByteFallback, Fuse, Strip and Metaspace; with
+//                    another one text is read and not written.
 //   tokenizer.model  SentencePiece BPE (tokenizer_spm.cc), used when the folder has no
 //   tokenizer.json.
 // Immutable after Load; any thread may encode. Time is O(n log n) in the length of the text.
@@ -47,10 +48,26 @@ class Tokenizer {
   virtual std::optional<std::string_view> IdToToken(int32_t id) const = 0;
   // Largest id + 1, added tokens included.
   virtual int32_t vocab_size() const = 0;
+  // A token that is no part of any text, such as BOS and EOS.
+  virtual bool IsControl(int32_t id) const = 0;
+
+  // How tokens become text again; see text_decoder.h.
+  struct Decoding {
+    bool supported = false;
+    std::string mark;  // stands for `space` in tokens; empty: nothing does
+    std::string space;
+    bool bytes = false;       // <0x00> to <0xFF> are bytes
+    bool bare_start = false;  // no space for the marks of the first token
+    uint32_t strip = 0;       // spaces dropped from the front, at most
+  };
+  const Decoding& decoding() const { return decoding_; }
 
   // Id of the bare word mark U+2581, the token OpenVLA expects before its actions; NOT_FOUND when
   // there is none.
   absl::StatusOr<int32_t> EmptyTokenId() const;
+
+ protected:
+  Decoding decoding_;
 };
 
 // True for well-formed UTF-8 (no overlong forms, no surrogates, at most U+10FFFF).

@@ -256,6 +256,48 @@ void MergeAll(const Bpe& bpe, std::vector<Symbol>& symbols) {
   }
 }
 
+// ------------------------------------------------------------------------------------- decoder
+
+// What is not known here leaves the tokenizer without a way to write text; it reads as well as
+// ever.
+absl::Status ParseDecoder(const JsonView& view, Tokenizer::Decoding& out) {
+  ASSIGN_OR_RETURN(const std::string type, view.String("type"));
+  if (type == "Sequence") {
+    ASSIGN_OR_RETURN(const JsonView list, view.Get("decoders"));
+    ASSIGN_OR_RETURN(const size_t size, list.ArraySize());
+    for (size_t i = 0; i < size; ++i) {
+      ASSIGN_OR_RETURN(const JsonView item, list.At(i));
+      RETURN_IF_ERROR(ParseDecoder(item, out));
+    }
+  } else if (type == "Replace" && out.mark.empty()) {
+    ASSIGN_OR_RETURN(const JsonView pattern, view.Get("pattern"));
+    if (!pattern.Has("String")) {
+      out.supported = false;
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(out.mark, pattern.String("String"));
+    ASSIGN_OR_RETURN(out.space, view.String("content"));
+  } else if (type == "Metaspace" && out.mark.empty()) {
+    ASSIGN_OR_RETURN(out.mark, view.String("replacement"));
+    ASSIGN_OR_RETURN(const bool prefix, view.Bool("add_prefix_space", true));
+    ASSIGN_OR_RETURN(const std::string scheme,
+                     view.String("prepend_scheme", prefix ? "always" : "never"));
+    out.space = " ";
+    out.bare_start = scheme != "never";
+  } else if (type == "ByteFallback") {
+    out.bytes = true;
+  } else if (type == "Strip" && out.strip == 0) {
+    ASSIGN_OR_RETURN(const std::string content, view.String("content"));
+    ASSIGN_OR_RETURN(const int64_t start, view.Int("start", 0, 1 << 20));
+    ASSIGN_OR_RETURN(const int64_t stop, view.Int("stop", 0, 1 << 20));
+    out.strip = static_cast<uint32_t>(start);
+    out.supported = out.supported && content == " " && stop == 0;
+  } else if (type != "Fuse") {
+    out.supported = false;
+  }
+  return absl::OkStatus();
+}
+
 // ----------------------------------------------------------------------------------- tokenizer
 
 class JsonTokenizer : public Tokenizer {
@@ -276,12 +318,16 @@ class JsonTokenizer : public Tokenizer {
     return tokens_[static_cast<size_t>(id)].text;
   }
   int32_t vocab_size() const override { return static_cast<int32_t>(tokens_.size()); }
+  bool IsControl(int32_t id) const override {
+    return id >= 0 && id < vocab_size() && tokens_[static_cast<size_t>(id)].control;
+  }
 
  private:
   struct Token {
     std::string text;
     bool present = false;
     bool in_model = false;  // of model.vocab, so text can merge to it
+    bool control = false;
   };
 
   absl::Status AddToken(const JsonView& at, std::string_view text, int64_t id, bool in_model);
@@ -320,6 +366,11 @@ absl::Status JsonTokenizer::Init(const JsonView& root) {
     ASSIGN_OR_RETURN(const JsonView view, root.Get("post_processor"));
     RETURN_IF_ERROR(ParseTemplate(view));
   }
+  if (root.Has("decoder")) {
+    ASSIGN_OR_RETURN(const JsonView view, root.Get("decoder"));
+    decoding_.supported = true;
+    RETURN_IF_ERROR(ParseDecoder(view, decoding_));
+  }
   return absl::OkStatus();
 }
 
@@ -329,7 +380,7 @@ absl::Status JsonTokenizer::AddToken(const JsonView& at, std::string_view text, 
   if (token.present) {
     return at.Error(StrCat("id ", id, " belongs to both \"", token.text, "\" and \"", text, "\""));
   }
-  token = {std::string(text), true, in_model};
+  token = {std::string(text), true, in_model, false};
   ids_.emplace(token.text, static_cast<int32_t>(id));
   return absl::OkStatus();
 }
@@ -460,6 +511,7 @@ absl::Status JsonTokenizer::ParseAddedTokens(const JsonView& root) {
     }
     if (!known) RETURN_IF_ERROR(AddToken(list, token.text, token.id, /*in_model=*/false));
     const auto id = static_cast<int32_t>(token.id);
+    tokens_[static_cast<size_t>(id)].control = token.special;
     if (token.normalized) {
       normalized_added_.Add(Normalize(token.text, normalizer_), id, token.special);
     } else {

@@ -230,6 +230,11 @@ class SentencePieceTokenizer : public Tokenizer {
     return pieces_[static_cast<size_t>(id)].text;
   }
   int32_t vocab_size() const override { return static_cast<int32_t>(pieces_.size()); }
+  bool IsControl(int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) return false;
+    const uint64_t type = pieces_[static_cast<size_t>(id)].type;
+    return type == kControl || type == kUnknown;
+  }
 
  private:
   void EncodePiece(std::string_view raw, std::vector<int32_t>& out) const;
@@ -258,6 +263,11 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
   pieces_ = std::move(model.pieces);
   byte_fallback_ = model.byte_fallback;
   add_dummy_prefix_ = model.add_dummy_prefix;
+  decoding_ = {.supported = true,
+               .mark = std::string(kSpaceMark),
+               .space = " ",
+               .bytes = true,
+               .strip = add_dummy_prefix_ ? 1U : 0U};
   const size_t model_size = pieces_.size();
   for (const auto& [text, id] : options.added_tokens) {
     if (text.empty() || text.size() > kMaxPieceBytes) {

@@ -27,6 +27,7 @@ enum class Access : uint8_t { kOpen, kInfer, kAdmin };
 namespace method {
 inline constexpr std::string_view kSession = "/saccade.v1.Inference/Session";
 inline constexpr std::string_view kPredict = "/saccade.v1.Inference/Predict";
+inline constexpr std::string_view kGenerate = "/saccade.v1.Inference/Generate";
 inline constexpr std::string_view kListModels = "/saccade.v1.Models/List";
 inline constexpr std::string_view kGetModel = "/saccade.v1.Models/Get";
 inline constexpr std::string_view kGetStatus = "/saccade.v1.Server/GetStatus";
@@ -40,10 +41,10 @@ inline constexpr std::string_view kGetLimits = "/saccade.v1.Admin/GetLimits";
 inline constexpr std::string_view kSetLimits = "/saccade.v1.Admin/SetLimits";
 inline constexpr std::string_view kGetMemory = "/saccade.v1.Admin/GetMemory";
 inline constexpr std::string_view kDrain = "/saccade.v1.Admin/Drain";
-inline constexpr std::array kCheckedByHandler = {kSession,   kPredict,     kListModels,  kGetModel,
-                                                 kGetStatus, kGetRecent,   kGetTrace,    kGetCache,
-                                                 kLoadModel, kUnloadModel, kReloadModel, kGetLimits,
-                                                 kSetLimits, kGetMemory,   kDrain};
+inline constexpr std::array kCheckedByHandler = {kSession,   kPredict,   kGenerate,    kListModels,
+                                                 kGetModel,  kGetStatus, kGetRecent,   kGetTrace,
+                                                 kGetCache,  kLoadModel, kUnloadModel, kReloadModel,
+                                                 kGetLimits, kSetLimits, kGetMemory,   kDrain};
 }  // namespace method
 
 Access AccessOf(std::string_view method);

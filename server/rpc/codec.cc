@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "model/text_decoder.h"
 #include "saccade/v1/error.pb.h"
 
 namespace saccade {
@@ -60,7 +61,37 @@ std::string Hex(const Digest128& digest) {
 }
 
 std::string Path(std::string_view prefix, std::string_view field) {
-  return StrCat(prefix, ".", field);
+  return prefix.empty() ? std::string(field) : StrCat(prefix, ".", field);
+}
+
+// What every answer says of the frames, the prompt and the time. `camera_of(i)`: of frame i.
+template <class Answer, class Info, class CameraOf>
+void SetCommon(const Info& info, const ActResult& result, CameraOf&& camera_of, Answer& answer) {
+  Micros decode{0};
+  const Observation& observation = *info.observation;
+  for (size_t i = 0; i < observation.frames.size(); ++i) {
+    const Frame& frame = observation.frames[i];
+    v1::FrameUsed& used = *answer.add_frames();
+    used.set_camera(info.spec->cameras[camera_of(i)].name);
+    used.set_capture_time_ns(frame.capture_time_ns);
+    used.set_age_us(Positive(result.finished - frame.captured));
+    decode += frame.decode;
+  }
+  SetTimings(result.timings, *answer.mutable_timings());
+  answer.mutable_timings()->set_decode_us(Positive(decode));
+  for (size_t m = 0; m < kModalities; ++m) {
+    if (result.prompt_tokens[m] == 0) continue;
+    v1::ModalityTokens& tokens = *answer.add_tokens();
+    tokens.set_modality(static_cast<v1::Modality>(m + 1));  // the wire's 0 is "not stated"
+    tokens.set_total(result.prompt_tokens[m]);
+    tokens.set_cached(result.cached_tokens[m]);
+  }
+  answer.set_frames_cached(result.frame_cached);
+  if (info.deadline != kNever) answer.set_deadline_us(Positive(info.deadline - info.arrival));
+  const bool late = result.late || result.finished > info.deadline;
+  answer.set_late(late);
+  answer.set_deadline_met(!late);
+  answer.set_latency_class(std::string(info.latency_class));
 }
 
 }  // namespace
@@ -111,6 +142,8 @@ v1::Limits LimitsOf(const Config& config) {
   limits.set_messages_per_s(config.limits.messages_per_s);
   limits.set_pixels_per_s(config.limits.pixels_per_s);
   limits.set_sessions_per_peer(config.limits.sessions_per_peer);
+  limits.set_max_new_tokens(config.limits.max_new_tokens);
+  limits.set_max_beams(config.limits.max_beams);
   return limits;
 }
 
@@ -191,33 +224,27 @@ v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
     proto.mutable_token_ids()->Assign(sample.tokens.begin(), sample.tokens.end());
   }
   *chunk.mutable_action_space() = *info.action_space;
-  Micros decode{0};
-  const Observation& observation = *info.observation;
-  for (size_t i = 0; i < observation.frames.size(); ++i) {
-    const Frame& frame = observation.frames[i];
-    v1::FrameUsed& used = *chunk.add_frames();
-    used.set_camera(info.spec->cameras[i].name);
-    used.set_capture_time_ns(frame.capture_time_ns);
-    used.set_age_us(Positive(result.finished - frame.captured));
-    decode += frame.decode;
-  }
-  SetTimings(result.timings, *chunk.mutable_timings());
-  chunk.mutable_timings()->set_decode_us(Positive(decode));
-  for (size_t m = 0; m < kModalities; ++m) {
-    if (result.prompt_tokens[m] == 0) continue;
-    v1::ModalityTokens& tokens = *chunk.add_tokens();
-    tokens.set_modality(static_cast<v1::Modality>(m + 1));  // the wire's 0 is "not stated"
-    tokens.set_total(result.prompt_tokens[m]);
-    tokens.set_cached(result.cached_tokens[m]);
-  }
-  chunk.set_frames_cached(result.frame_cached);
-  if (info.deadline != kNever) chunk.set_deadline_us(Positive(info.deadline - info.arrival));
-  const bool late = result.late || result.finished > info.deadline;
-  chunk.set_late(late);
-  chunk.set_deadline_met(!late);
-  chunk.set_latency_class(std::string(info.latency_class));
+  SetCommon(
+      info, result, [](size_t i) { return i; }, chunk);
   chunk.set_statistics_key(std::string(info.statistics_key));
   return chunk;
+}
+
+v1::GenerateResult GenerateResultOf(const TextInfo& info, const ActResult& result) {
+  v1::GenerateResult out;
+  for (const Outcome::Answer& answer : result.answers) {
+    v1::GeneratedSequence& sequence = *out.add_sequences();
+    std::span<const int32_t> written = answer.tokens;
+    sequence.mutable_token_ids()->Assign(written.begin(), written.end());
+    if (answer.stopped) written = written.first(written.size() - 1);
+    sequence.set_text(TextDecoder::Decode(*info.tokenizer, written));
+    sequence.set_finish_reason(answer.stopped ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH);
+    sequence.set_log_probability(answer.log_prob);
+    sequence.set_score(answer.score);
+  }
+  SetCommon(
+      info, result, [&info](size_t i) { return info.cameras[i]; }, out);
+  return out;
 }
 
 absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_samples,

@@ -39,11 +39,28 @@ struct ActInfo {
   const ModelSpec* spec = nullptr;
   std::shared_ptr<const SessionModel> model;  // keeps alive what the views above are of
 };
+// One text request on its way through the engine.
+struct TextInfo {
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+  std::string_view latency_class;  // of the engine's options
+  std::shared_ptr<const Observation> observation;
+  std::vector<uint32_t> cameras;  // of observation->frames
+  std::shared_ptr<const void> model;  // keeps the next two
+  const ModelSpec* spec = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  uint32_t samples = 1;
+  std::vector<int32_t> stop_tokens;
+  bool Stops(int32_t token) const;
+};
+v1::GenerateResult GenerateResultOf(const TextInfo& info, const ActResult& result);
+
 // All but decode_us, which is of frames.
 void SetTimings(const Timings& timings, v1::Timings& out);
 v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result);
 
-// Bounds checks and conversion. INVALID_ARGUMENT names "<prefix>.<field>".
+// Bounds checks and conversion. INVALID_ARGUMENT names "<prefix>.<field>"; an empty prefix and its
+// dot are left out.
 struct ActFields {
   std::optional<Micros> deadline;  // own one, from arrival
   Micros max_frame_age{0};

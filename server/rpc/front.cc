@@ -43,20 +43,21 @@ absl::StatusOr<MemoryHold> Front::AdmitMessage(size_t bytes) const {
   return MakeError(hold.status().code(), FromAbsl(hold.status().message()), info);
 }
 
-absl::Status Front::TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
+absl::Status Front::TakeCallPixels(std::string_view peer, uint64_t pixels, TimePoint now) {
   const std::shared_ptr<Serving> service = this->service();
   const double limit =
       service == nullptr ? config_.limits.pixels_per_s : service->settings()->limits.pixels_per_s();
   if (limit <= 0) return absl::OkStatus();
   const std::optional<Micros> wait =
-      predict_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
+      call_pixels_.Take(PeerAddress(peer), now, static_cast<double>(pixels));
   if (!wait) return absl::OkStatus();
   ErrorInfo info;
   info.reason = Reason::kRateLimited;
   info.retry_after = *wait;
-  return MakeError(
-      absl::StatusCode::kResourceExhausted,
-      StrCat("more than ", limit, " pixels per second in Predict calls of one address"), info);
+  return MakeError(absl::StatusCode::kResourceExhausted,
+                   StrCat("more than ", limit,
+                          " pixels per second in Predict and Generate calls of one address"),
+                   info);
 }
 
 absl::StatusOr<std::shared_ptr<Serving>> Front::Loaded() const {
@@ -102,7 +103,7 @@ absl::StatusOr<v1::LiveLimits> Front::SetLimits(const v1::LiveLimits& changes) {
   Config config = service->settings()->config;
   RETURN_IF_ERROR(ApplyLimits(changes, config_, config));
   service->SetConfig(config);
-  predict_pixels_.SetRate(std::max(1.0, config.limits.pixels_per_s), clock_.Now());
+  call_pixels_.SetRate(std::max(1.0, config.limits.pixels_per_s), clock_.Now());
   return LiveLimitsOf(config);
 }
 

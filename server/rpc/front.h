@@ -42,8 +42,8 @@ class Front {
         memory_(memory),
         version_(std::move(version)),
         started_(clock.Now()),
-        predict_pixels_(std::max(1.0, config.limits.pixels_per_s),
-                        std::max(1.0, config.limits.pixels_per_s)) {}
+        call_pixels_(std::max(1.0, config.limits.pixels_per_s),
+                     std::max(1.0, config.limits.pixels_per_s)) {}
 
   const Config& config() const { return config_; }  // as the server was started
   const Clock& clock() const { return clock_; }
@@ -60,7 +60,7 @@ class Front {
   // messages may be now (kRateLimited), or the memory budget has no room (kOutOfMemory).
   absl::StatusOr<MemoryHold> AdmitMessage(size_t bytes) const;
   // limits.pixels_per_s for what comes without a session: by address.
-  absl::Status TakePredictPixels(std::string_view peer, uint64_t pixels, TimePoint now);
+  absl::Status TakeCallPixels(std::string_view peer, uint64_t pixels, TimePoint now);
 
   void SetService(std::shared_ptr<Serving> service) {
     const std::lock_guard lock(mu_);
@@ -124,7 +124,7 @@ class Front {
   const std::string version_;
   const TimePoint started_;
   std::function<void()> on_drain_;
-  PeerBuckets predict_pixels_;
+  PeerBuckets call_pixels_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mu_;
   std::shared_ptr<Serving> service_;

@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "engine/recorder.h"
 #include "rpc/admin.h"
+#include "rpc/generate_core.h"
 #include "rpc/live_limits.h"
 #include "rpc/model_admin.h"
 #include "rpc/predict_core.h"
@@ -143,6 +144,37 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   grpc::ByteBuffer outgoing_;
 };
 
+// A call without a session that may go on.
+struct OneShot {
+  std::shared_ptr<Serving> service;
+  SessionLease lease;
+};
+
+absl::StatusOr<OneShot> Enter(Front& front, const grpc::CallbackServerContext& context,
+                              std::string_view method, std::string_view peer) {
+  RETURN_IF_ERROR(AuthorizeCall(front, context, method));
+  absl::StatusOr<std::shared_ptr<Serving>> service = front.Enter();
+  absl::StatusOr<SessionLease> lease =
+      service.ok() ? (*service)->sessions().Admit(PeerAddress(peer)) : service.status();
+  if (lease.ok()) return OneShot{*std::move(service), *std::move(lease)};
+  if (front.metrics() != nullptr) {
+    front.metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
+  }
+  return lease.status();
+}
+
+// Its message, with the pixels it brings taken from the address's rate.
+template <class Request>
+absl::StatusOr<Request> ReadOneShot(Front& front, const OneShot& call,
+                                    const grpc::ByteBuffer& bytes, std::string_view peer,
+                                    TimePoint received, uint64_t& pixels, MemoryHold& memory) {
+  ASSIGN_OR_RETURN(memory, front.AdmitMessage(bytes.Length()));
+  ASSIGN_OR_RETURN(Request request, Parse<Request>(bytes));
+  pixels = call.service->PixelsToDecode(request);
+  RETURN_IF_ERROR(front.TakeCallPixels(peer, pixels, received));
+  return request;
+}
+
 class PredictReactor final : public grpc::ServerUnaryReactor {
  public:
   PredictReactor(std::shared_ptr<Front> front, grpc::CallbackServerContext* context,
@@ -151,32 +183,18 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
 
   void Begin(const grpc::ByteBuffer& bytes) {
     const TimePoint received = front_->clock().Now();
-    if (const absl::Status allowed = AuthorizeCall(*front_, *context_, method::kPredict);
-        !allowed.ok()) {
-      Finish(ToGrpc(allowed));
-      return;
-    }
     const std::string peer = context_->peer();
-    absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
-    absl::StatusOr<SessionLease> lease =
-        service.ok() ? (*service)->sessions().Admit(PeerAddress(peer)) : service.status();
-    if (!lease.ok()) {
-      if (front_->metrics() != nullptr) {
-        front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
-      }
-      Finish(ToGrpc(lease.status()));
+    absl::StatusOr<OneShot> call = Enter(*front_, *context_, method::kPredict, peer);
+    if (!call.ok()) {
+      Finish(ToGrpc(call.status()));
       return;
     }
-    absl::StatusOr<MemoryHold> memory = front_->AdmitMessage(bytes.Length());
+    uint64_t pixels = 0;
+    MemoryHold memory;
     absl::StatusOr<v1::PredictRequest> request =
-        memory.ok() ? Parse<v1::PredictRequest>(bytes) : memory.status();
-    const uint64_t pixels = request.ok() ? (*service)->PixelsToDecode(*request) : 0;
-    if (request.ok()) {
-      const absl::Status fits = front_->TakePredictPixels(peer, pixels, received);
-      if (!fits.ok()) request = fits;
-    }
+        ReadOneShot<v1::PredictRequest>(*front_, *call, bytes, peer, received, pixels, memory);
     core_ =
-        std::make_shared<PredictCore>(*std::move(service), *std::move(lease),
+        std::make_shared<PredictCore>(std::move(call->service), std::move(call->lease),
                                       [this](const absl::StatusOr<v1::PredictResponse>& response) {
                                         if (response.ok())
                                           *response_ = ToBuffer(response->SerializeAsString());
@@ -185,8 +203,7 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
     // Own reference: once finished, the reactor may be gone before Start returns.
     const std::shared_ptr<PredictCore> core = core_;
     core->Start(std::move(request), pixels, front_->AccountOf(peer), received,
-                DeadlineOf(*context_, front_->clock()),
-                memory.ok() ? *std::move(memory) : MemoryHold());
+                DeadlineOf(*context_, front_->clock()), std::move(memory));
   }
 
   void OnCancel() override {
@@ -204,9 +221,58 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
   std::shared_ptr<PredictCore> core_;
 };
 
-// Both calls carry raw bytes, see Parse.
-using RawInference = v1::Inference::WithRawCallbackMethod_Session<
-    v1::Inference::WithRawCallbackMethod_Predict<v1::Inference::Service>>;
+class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                              public GeneratePort {
+ public:
+  GenerateReactor(std::shared_ptr<Front> front, grpc::CallbackServerContext* context)
+      : front_(std::move(front)), context_(context) {}
+
+  void Begin(const grpc::ByteBuffer& bytes) {
+    const TimePoint received = front_->clock().Now();
+    const std::string peer = context_->peer();
+    absl::StatusOr<OneShot> call = Enter(*front_, *context_, method::kGenerate, peer);
+    if (!call.ok()) {
+      ServerWriteReactor::Finish(ToGrpc(call.status()));
+      return;
+    }
+    uint64_t pixels = 0;
+    MemoryHold memory;
+    absl::StatusOr<v1::GenerateRequest> request =
+        ReadOneShot<v1::GenerateRequest>(*front_, *call, bytes, peer, received, pixels, memory);
+    core_ = std::make_shared<GenerateCore>(std::move(call->service), std::move(call->lease), this);
+    // Own reference: once finished, the reactor may be gone before Start returns.
+    const std::shared_ptr<GenerateCore> core = core_;
+    core->Start(std::move(request), pixels, front_->AccountOf(peer), received,
+                DeadlineOf(*context_, front_->clock()), std::move(memory));
+  }
+
+  // GeneratePort.
+  void Write(const std::string& bytes) override {
+    outgoing_ = ToBuffer(bytes);
+    StartWrite(&outgoing_);
+  }
+  void Finish(const absl::Status& status) override { ServerWriteReactor::Finish(ToGrpc(status)); }
+
+  void OnWriteDone(bool ok) override { core_->OnWriteDone(ok); }
+  void OnCancel() override {
+    if (core_ != nullptr) core_->OnCancelled();
+  }
+  void OnDone() override {
+    if (core_ != nullptr) core_->Detach();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Front> front_;
+  grpc::CallbackServerContext* const context_;
+  std::shared_ptr<GenerateCore> core_;
+  grpc::ByteBuffer outgoing_;
+};
+
+// These calls carry raw bytes, see Parse.
+using RawInference =
+    v1::Inference::WithRawCallbackMethod_Session<v1::Inference::WithRawCallbackMethod_Predict<
+        v1::Inference::WithRawCallbackMethod_Generate<v1::Inference::Service>>>;
 
 class InferenceService final : public RawInference {
  public:
@@ -222,6 +288,12 @@ class InferenceService final : public RawInference {
                                     const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override {
     auto* reactor = new PredictReactor(front_, context, response);  // deletes itself in OnDone
+    reactor->Begin(*request);
+    return reactor;
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override {
+    auto* reactor = new GenerateReactor(front_, context);  // deletes itself in OnDone
     reactor->Begin(*request);
     return reactor;
   }

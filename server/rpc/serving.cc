@@ -23,13 +23,6 @@ uint64_t PixelsOf(const v1::VisionFrame& frame) {
   return PixelsInHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}).value_or(0);
 }
 
-// When a request must be answered: its own or its class's deadline, within the call's.
-TimePoint DeadlineOf(const LatencyClass& latency, const ActFields& fields, TimePoint arrival,
-                     TimePoint call_deadline) {
-  const Micros own = fields.deadline.value_or(latency.deadline);
-  return std::min(own.count() > 0 ? arrival + own : kNever, call_deadline);
-}
-
 std::string Path(std::string_view prefix, std::string_view field) {
   return prefix.empty() ? std::string(field) : StrCat(prefix, ".", field);
 }
@@ -230,15 +223,15 @@ uint64_t Serving::PixelsToDecode(const v1::VisionFrame& frame) const {
   return pixels <= settings()->image.max_pixels ? pixels : 0;
 }
 
-uint64_t Serving::PixelsToDecode(const v1::PredictRequest& request) const {
-  uint64_t pixels = 0;
-  for (const v1::VisionFrame& frame : request.frames()) pixels += PixelsToDecode(frame);
-  return pixels;
-}
-
 FairExecutor::Size Serving::DecodeSize(uint64_t pixels) {
   if (pixels <= kSmallPixels) return FairExecutor::Size::kSmall;
   return pixels <= kMediumPixels ? FairExecutor::Size::kMedium : FairExecutor::Size::kLarge;
+}
+
+TimePoint Serving::DeadlineOf(const LatencyClass& latency, const ActFields& fields,
+                              TimePoint arrival, TimePoint call_deadline) {
+  const Micros own = fields.deadline.value_or(latency.deadline);
+  return std::min(own.count() > 0 ? arrival + own : kNever, call_deadline);
 }
 
 bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
@@ -253,14 +246,24 @@ bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoi
          DeadlineOf(latency, *fields, arrival, call_deadline) <= now;
 }
 
-absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera,
+absl::Status Serving::CheckFrame(const v1::VisionFrame& frame, std::string_view prefix) {
+  if (frame.capture_time_ns() < 0) {
+    return InvalidField(Path(prefix, "capture_time_ns"), "is negative");
+  }
+  if (frame.age_us() > kMaxAgeMicros) {
+    return InvalidField(Path(prefix, "age_us"), StrCat("is above ", kMaxAgeMicros));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t camera,
                                          const v1::VisionFrame& frame, TimePoint received,
                                          std::string_view prefix) {
   Frame out;
   out.capture_time_ns = frame.capture_time_ns();
   out.captured = received - Micros(frame.age_us());
   const TimePoint begin = clock_.Now();
-  const CameraSpec& spec = session.model().model->spec().cameras[camera];
+  const CameraSpec& spec = model.model->spec().cameras[camera];
   // Both before a byte is decoded: what has no room costs nothing.
   absl::StatusOr<MemoryHold> kept =
       MemoryBudget::Hold(memory_, MemoryKind::kFrames, uint64_t{spec.width} * spec.height * 3);
@@ -276,7 +279,7 @@ absl::StatusOr<Frame> Serving::ReadFrame(const Session& session, uint32_t camera
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows,
                    OpenFrame(frame, settings()->image, prefix));
-  absl::StatusOr<Rgb8Image> resized = session.model().model->Preprocess(camera, *rows);
+  absl::StatusOr<Rgb8Image> resized = model.model->Preprocess(camera, *rows);
   if (!resized.ok()) {
     if (GetErrorInfo(resized.status()).field != "image") return resized.status();
     return InvalidField(ImageField(frame, prefix), FromAbsl(resized.status().message()));
@@ -297,16 +300,11 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     RETURN_IF_ERROR(session.TakeFrameToken(received));
     ASSIGN_OR_RETURN(const uint32_t camera,
                      session.FindCamera(frame.camera(), Path(prefix, "camera")));
-    if (frame.capture_time_ns() < 0) {
-      return InvalidField(Path(prefix, "capture_time_ns"), "is negative");
-    }
-    if (frame.age_us() > kMaxAgeMicros) {
-      return InvalidField(Path(prefix, "age_us"), StrCat("is above ", kMaxAgeMicros));
-    }
+    RETURN_IF_ERROR(CheckFrame(frame, prefix));
     // Before decoding: a late frame costs nothing.
     if (session.IsStale(camera, frame.capture_time_ns())) return Session::Fate::kStale;
     RETURN_IF_ERROR(session.TakePixels(pixels, received));
-    ASSIGN_OR_RETURN(Frame ready, ReadFrame(session, camera, frame, received, prefix));
+    ASSIGN_OR_RETURN(Frame ready, ReadFrame(session.model(), camera, frame, received, prefix));
     return session.Publish(camera, std::move(ready));
   };
   absl::StatusOr<Session::Fate> fate = publish();

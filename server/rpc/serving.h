@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -88,7 +89,12 @@ class Serving {
   // Pixels that decoding will make, as the headers state them; none for a frame that is refused
   // unseen.
   uint64_t PixelsToDecode(const v1::VisionFrame& frame) const;
-  uint64_t PixelsToDecode(const v1::PredictRequest& request) const;
+  template <class Request>  // PredictRequest, GenerateRequest
+  uint64_t PixelsToDecode(const Request& request) const {
+    uint64_t pixels = 0;
+    for (const v1::VisionFrame& frame : request.frames()) pixels += PixelsToDecode(frame);
+    return pixels;
+  }
   static FairExecutor::Size DecodeSize(uint64_t pixels);
   // An act request that can only be refused: it is invalid, or its deadline has passed and its
   // class runs nothing late.
@@ -108,6 +114,11 @@ class Serving {
                                         const v1::ActRequest& act, TimePoint arrival,
                                         TimePoint call_deadline, std::string_view prefix,
                                         ActInfo& info) const;
+  // Everything of a text request but its sink. `info` gets what the answer needs. `id` is the
+  // call's.
+  absl::StatusOr<ActRequest> PrepareText(SessionId id, const v1::GenerateRequest& request,
+                                         TimePoint received, TimePoint call_deadline,
+                                         TextInfo& info);
   // A frame gave way to a newer one before it was decoded.
   static void CountSuperseded(const OfferedModel& model);
   // One message or request was refused before the engine saw it.
@@ -120,9 +131,29 @@ class Serving {
 
   Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
           Metrics* metrics, MemoryBudget* memory);
-  absl::StatusOr<Frame> ReadFrame(const Session& session, uint32_t camera,
+  absl::StatusOr<Frame> ReadFrame(const SessionModel& model, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);
+  static absl::Status CheckFrame(const v1::VisionFrame& frame, std::string_view prefix);
+  // When a request must be answered: its own or its class's deadline, within the call's.
+  static TimePoint DeadlineOf(const LatencyClass& latency, const ActFields& fields,
+                              TimePoint arrival, TimePoint call_deadline);
+  absl::StatusOr<std::vector<int32_t>> ReadPrompt(const Tokenizer& tokenizer,
+                                                  const v1::GenerateRequest& request) const;
+  // By camera of the model.
+  absl::StatusOr<std::vector<std::optional<Frame>>> ReadFrames(const OfferedModel& model,
+                                                               const v1::GenerateRequest& request,
+                                                               TimePoint received);
+  // Counts a frame that came, and, when `read` refuses it, why.
+  template <class Read>
+  static absl::Status CountFrame(ModelMetrics* metrics, Read&& read) {
+    if (metrics != nullptr) metrics->frames_received->Increment();
+    absl::Status status = read();
+    if (metrics != nullptr && !status.ok()) {
+      metrics->RejectFrame(static_cast<Reason>(ErrorDetailOf(status).reason()));
+    }
+    return status;
+  }
   std::shared_ptr<const Catalog> catalog() const;
   void SetOfferedLocked(const Offered& offered);
 

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "kv/kv_cache.h"
+#include "sched/beam_search.h"
 #include "sched/latency_class.h"
 #include "sched/scheduler.h"
 
@@ -28,12 +29,13 @@ struct Pass;
 struct SampleState {
   std::unique_ptr<Sequence> sequence;  // sample 0's computes the prompt; the others are its forks
   SequenceSlot slot;
-  std::vector<int32_t> tokens;  // sampled and reported, in order
-  uint32_t planned_tokens = 0;  // action tokens sampled
-  uint32_t planned_rows = 0;    // action rows computed, counted past the prompt
-  StepId last_step;             // newest step with rows of it: a step has one item of a sequence
-  uint32_t host_tokens = 0;     // first tokens that the device row does not hold
-  uint32_t rows_to_compute() const { return planned_tokens - planned_rows; }
+  std::vector<int32_t> tokens;   // sampled and reported, in order; of a beam, chosen
+  std::vector<ScoredToken> top;  // of a beam: candidates that wait for those of the other beams
+  bool stopped = false;          // by a stop token; a beam: the search has dropped it
+  uint32_t planned_tokens = 0;   // answer tokens sampled
+  uint32_t planned_rows = 0;     // answer rows computed, counted past the prompt
+  StepId last_step;              // newest step with rows of it: a step has one item of a sequence
+  uint32_t host_tokens = 0;      // first tokens that the device row does not hold
 };
 
 // What one session takes of one class on one worker.
@@ -76,6 +78,8 @@ struct ActiveRequest {
   uint32_t prompt_planned = 0;  // prompt rows in finished or in-flight steps, and cached ones
   uint32_t prompt_done = 0;
   std::vector<SampleState> samples;
+  std::optional<BeamSearch> search;     // over the samples, which are its beams
+  std::unique_ptr<KvReserve> reserve;   // of a search, while started
   std::vector<EmbeddingId> embeddings;  // per segment; invalid: not needed (any more)
   uint32_t cached_estimate = 0;         // while not started: prompt tokens Open would find
   uint32_t frames_estimate = 0;         // while not started: encodes it would ask for
@@ -96,15 +100,31 @@ struct ActiveRequest {
   bool may_expire() const { return klass->on_late == OnLate::kReject && deadline != kNever; }
   bool expired(TimePoint at) const { return may_expire() && deadline <= at; }
   bool complete() const {
+    if (search) return search->over();
     return std::all_of(samples.begin(), samples.end(), [this](const SampleState& s) {
-      return s.tokens.size() >= request.action_tokens;
+      return s.stopped || s.tokens.size() >= request.action_tokens;
     });
+  }
+  // More tokens of `s` can be planned, now or later.
+  bool open(const SampleState& s) const {
+    return !s.stopped && s.planned_tokens < request.action_tokens;
+  }
+  // Rows of `s` that the next step may take: one is a decode, more are after a preemption. A beam's
+  // next token must be chosen first.
+  uint32_t rows_to_plan(const SampleState& s) const {
+    if (!open(s) || (search && s.planned_tokens > s.tokens.size())) return 0;
+    return s.planned_tokens - s.planned_rows;
   }
   // Nothing is left that a step could still do.
   bool fully_planned() const {
-    return std::all_of(samples.begin(), samples.end(), [this](const SampleState& s) {
-      return s.planned_tokens >= request.action_tokens;
-    });
+    return std::none_of(samples.begin(), samples.end(),
+                        [this](const SampleState& s) { return open(s); });
+  }
+  // Every live beam has its candidates.
+  bool may_choose() const {
+    return search && !search->over() &&
+           std::none_of(samples.begin(), samples.begin() + search->live(),
+                        [](const SampleState& s) { return s.top.empty(); });
   }
 };
 

@@ -16,10 +16,11 @@ absl::Status NeverFits(std::string_view what, uint64_t needs, uint64_t has) {
 
 constexpr double kLongPass = 2;  // times its first unit
 
-uint32_t ActionRows(const Request& request) { return request.action_tokens - 1; }
+// The last token of an answer has no row.
+uint32_t AnswerRows(const Request& request) { return request.action_tokens - 1; }
 
-uint32_t ActionBlocks(const Request& request, uint32_t block_tokens) {
-  return request.samples * ((ActionRows(request) + block_tokens - 1) / block_tokens);
+uint32_t AnswerBlocks(const Request& request, uint32_t block_tokens) {
+  return request.samples * ((AnswerRows(request) + block_tokens - 1) / block_tokens);
 }
 
 }  // namespace
@@ -32,7 +33,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options,
   if (options.sequence_slots == 0 || options.max_action_tokens == 0 || options.max_rows == 0 ||
       options.max_frames == 0 || options.max_logit_rows == 0) {
     return absl::InvalidArgumentError(
-        "a lane needs at least one sequence slot, action token, row, frame and logit row");
+        "a lane needs at least one sequence slot, answer token, row, frame and logit row");
   }
   ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::Create(options.kv));
   return std::unique_ptr<Lane>(new Lane(options, parking_places, std::move(cache)));
@@ -72,7 +73,7 @@ absl::Status Lane::CheckFits(const Request& request) const {
   if (request.action_tokens == 0) return InvalidField("action_tokens", "must be at least 1");
   if (request.samples == 0) return InvalidField("samples", "must be at least 1");
   if (request.action_tokens > options.max_action_tokens) {
-    return NeverFits("action tokens", request.action_tokens, options.max_action_tokens);
+    return NeverFits("answer tokens", request.action_tokens, options.max_action_tokens);
   }
   const uint32_t samples = std::min(options.sequence_slots, options.max_logit_rows);
   if (request.samples > samples) return NeverFits("samples", request.samples, samples);
@@ -85,7 +86,7 @@ absl::Status Lane::CheckFits(const Request& request) const {
   if (frames > options.embedding_slots) {
     return NeverFits("frames", frames, options.embedding_slots);
   }
-  return kv->CheckFits(*request.timeline, ActionRows(request), request.samples);
+  return kv->CheckFits(*request.timeline, AnswerRows(request), request.samples);
 }
 
 void Lane::Add(ActiveRequest& r) {
@@ -130,10 +131,11 @@ RemainingWork Lane::Remaining(const ActiveRequest& r) const {
     work.prefill_rows = r.prompt_tokens() - std::min(r.cached_estimate, r.prompt_tokens());
   }
   for (const SampleState& sample : r.samples) {
+    if (!r.open(sample)) continue;
     uint32_t steps = r.request.action_tokens - sample.planned_tokens;
-    if (steps == 0) continue;
-    if (sample.rows_to_compute() > 1) work.prefill_rows += sample.rows_to_compute();
-    if (prefill || sample.rows_to_compute() > 1) --steps;
+    const uint32_t catch_up = sample.planned_tokens - sample.planned_rows;
+    if (catch_up > 1) work.prefill_rows += catch_up;
+    if (prefill || catch_up > 1) --steps;
     work.decode_steps = std::max(work.decode_steps, steps);
     ++work.decode_rows;
   }
@@ -146,7 +148,7 @@ Lane::Needs Lane::NeedsOf(const ActiveRequest& r) const {
   for (const TimelineBlock& block : timeline.blocks()) {
     if (r.started || block.begin >= r.cached_estimate) ++needs.blocks;
   }
-  needs.blocks += ActionBlocks(r.request, options.kv.block_tokens);
+  needs.blocks += AnswerBlocks(r.request, options.kv.block_tokens);
   needs.slots = r.request.samples;
   if (r.started) {
     for (const EmbeddingId slot : r.embeddings) needs.embeddings += slot.valid() ? 1 : 0;
@@ -222,11 +224,11 @@ bool Lane::TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens) {
 }
 
 // The forks are made before the prompt is computed: they share its blocks and take their own for
-// action tokens, so that nothing is left to reserve later.
+// their answers, so that nothing is left to reserve later.
 bool Lane::TakeBlocks(ActiveRequest& r, std::unique_ptr<Sequence> sequence, TimePoint now) {
   const uint32_t prompt = r.prompt_tokens();
-  const uint32_t all = prompt + ActionRows(r.request);
-  const bool forks = r.samples.size() > 1;
+  const uint32_t all = prompt + AnswerRows(r.request);
+  const bool forks = r.samples.size() > 1 || r.search;
   const auto commit = [&](KvTransaction transaction) {
     const std::vector<BlockCopy> made = std::move(transaction).Commit();
     copies.insert(copies.end(), made.begin(), made.end());
@@ -242,16 +244,60 @@ bool Lane::TakeBlocks(ActiveRequest& r, std::unique_ptr<Sequence> sequence, Time
   for (size_t i = 1; i < r.samples.size(); ++i) {
     r.samples[i].sequence = kv->Fork(*r.samples[0].sequence);
   }
-  KvTransaction actions = kv->Begin(now);
-  const bool fits = std::all_of(r.samples.begin(), r.samples.end(), [&](SampleState& sample) {
-    return actions.Reserve(*sample.sequence, all).ok();
-  });
+  bool fits = false;
+  if (r.search) {
+    fits = TakeReserve(r, now);
+  } else {
+    KvTransaction answers = kv->Begin(now);
+    fits = std::all_of(r.samples.begin(), r.samples.end(), [&](SampleState& sample) {
+      return answers.Reserve(*sample.sequence, all).ok();
+    });
+    if (fits) commit(std::move(answers));
+  }
   if (!fits) {
     for (SampleState& sample : r.samples) kv->Close(std::move(sample.sequence), now);
-    return false;
   }
-  commit(std::move(actions));
-  return true;
+  return fits;
+}
+
+// All blocks of the answers, and room in them for what was chosen before a preemption.
+bool Lane::TakeReserve(ActiveRequest& r, TimePoint now) {
+  r.reserve = kv->SetAside(r.request.timeline->answer(),
+                           AnswerBlocks(r.request, options.kv.block_tokens), now);
+  return r.reserve != nullptr &&
+         std::all_of(r.samples.begin(), r.samples.end(), [&](SampleState& sample) {
+           const uint32_t upto = r.prompt_tokens() + static_cast<uint32_t>(sample.tokens.size());
+           return kv->Extend(*sample.sequence, upto, *r.reserve, copies).ok();
+         });
+}
+
+absl::Status Lane::Reorder(ActiveRequest& r, std::span<const BeamSearch::Next> next) {
+  // Samples that are no beam any more stay with the first one's blocks: they need none of their
+  // own.
+  std::vector<std::unique_ptr<Sequence>> forks;
+  std::vector<std::vector<int32_t>> tokens(r.samples.size());
+  for (size_t i = 0; i < r.samples.size(); ++i) {
+    const SampleState& parent = r.samples[next[i < next.size() ? i : 0].parent];
+    forks.push_back(kv->Fork(*parent.sequence));
+    if (i >= next.size()) continue;
+    tokens[i] = parent.tokens;
+    tokens[i].push_back(next[i].token);
+  }
+  for (SampleState& sample : r.samples) kv->Drop(std::move(sample.sequence), *r.reserve);
+  absl::Status status;
+  for (size_t i = 0; i < r.samples.size(); ++i) {
+    SampleState& sample = r.samples[i];
+    sample.sequence = std::move(forks[i]);
+    sample.tokens = std::move(tokens[i]);
+    sample.top.clear();
+    sample.stopped = i >= next.size();
+    sample.planned_tokens = sample.host_tokens = static_cast<uint32_t>(sample.tokens.size());
+    sample.planned_rows = sample.planned_tokens - (sample.stopped ? 0 : 1);
+    if (sample.stopped || !status.ok()) continue;
+    status =
+        kv->Extend(*sample.sequence, r.prompt_tokens() + sample.planned_tokens, *r.reserve, copies);
+  }
+  return status;
 }
 
 void Lane::Release(ActiveRequest& r, TimePoint now) {
@@ -262,6 +308,7 @@ void Lane::Release(ActiveRequest& r, TimePoint now) {
     kv->Close(std::move(sample.sequence), now, r.poisoned);
     free_slots_.push_back(std::exchange(sample.slot, SequenceSlot()));
   }
+  r.reserve = nullptr;
   r.started = false;
 }
 
@@ -271,6 +318,7 @@ void Lane::Preempt(ActiveRequest& r, TimePoint now) {
   r.preempting = false;
   r.prompt_planned = r.prompt_done = 0;
   for (SampleState& sample : r.samples) {
+    sample.top.clear();
     sample.planned_rows = 0;
     sample.planned_tokens = sample.host_tokens = static_cast<uint32_t>(sample.tokens.size());
   }
@@ -402,10 +450,16 @@ absl::Status Lane::CheckInvariants(const std::vector<const ActiveRequest*>& hold
          r->samples[0].sequence->committed_tokens() < r->prompt_done)) {
       return broken("request ", r->request.id.value(), " has prompt rows out of order");
     }
+    if ((r->reserve != nullptr) != (r->started && r->search)) {
+      return broken("request ", r->request.id.value(), " has a reserve without need, or none");
+    }
     if (r->started && r->in_flight == 0 &&
         (r->prompt_done != r->prompt_planned ||
          std::any_of(r->samples.begin(), r->samples.end(),
-                     [](const SampleState& s) { return s.tokens.size() != s.planned_tokens; })) &&
+                     [](const SampleState& s) {
+                       const size_t reported = s.tokens.size() + (s.top.empty() ? 0 : 1);
+                       return !s.stopped && reported != s.planned_tokens;
+                     })) &&
         !r->ended) {
       return broken("request ", r->request.id.value(), " waits for a step that does not exist");
     }

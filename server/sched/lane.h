@@ -3,11 +3,13 @@
 // slots. Private to sched/; engine thread only.
 //
 // A start is all or nothing: a request takes everything it will ever need (blocks for the prompt
-// and every action token of every sample, a sequence slot per sample, a place for every frame) or
-// nothing. So a started request waits for no resource, and no two can wait for each other.
+// and every token of every sample's answer, a sequence slot per sample, a place for every frame) or
+// nothing. Beams take the blocks of their answers as one reserve, which they share out among them.
+// So a started request waits for no resource, and no two can wait for each other.
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -116,6 +118,8 @@ class Lane {
   // Predicted time of the slices that are not planned.
   Micros Left(const Pass& pass) const;
 
+  // The beams go on as `next` says: they share what they have in common and own the rest.
+  absl::Status Reorder(ActiveRequest& r, std::span<const BeamSearch::Next> next);
   // Updates the estimates of a request that is not started.
   void Estimate(ActiveRequest& r) const;
   RemainingWork Remaining(const ActiveRequest& r) const;
@@ -149,17 +153,20 @@ class Lane {
   const LayerSplit trunk_split;
   std::vector<std::shared_ptr<Pass>> parked;  // by place; null: free
   std::vector<ActiveRequest*> active;         // not ended; order has no meaning
-  std::vector<BlockCopy> copies;              // for the next step
-  TimePoint observed_at{};                    // of the cost model's newest observation
-  double pass = 0;                            // predicted microseconds given to this lane, for ties
-  uint64_t epoch = 1;                         // grows whenever resources may have become free
-  uint64_t planned_epoch = 0;                 // `epoch` after the worker's newest step was planned
+  // For the next step, whatever it is. A destination that was freed meanwhile does no harm: its new
+  // owner writes it in that step or later.
+  std::vector<BlockCopy> copies;
+  TimePoint observed_at{};     // of the cost model's newest observation
+  double pass = 0;             // predicted microseconds given to this lane, for ties
+  uint64_t epoch = 1;          // grows whenever resources may have become free
+  uint64_t planned_epoch = 0;  // `epoch` after the worker's newest step was planned
   bool lost = false;
 
  private:
   Lane(const LaneOptions& options, uint32_t parking_places, std::unique_ptr<KvCache> cache);
   bool TakeEmbeddings(ActiveRequest& r, uint32_t cached_tokens);
   bool TakeBlocks(ActiveRequest& r, std::unique_ptr<Sequence> sequence, TimePoint now);
+  bool TakeReserve(ActiveRequest& r, TimePoint now);
   void ReleaseEmbedding(EmbeddingId slot, bool poisoned);
 
   std::vector<SequenceSlot> free_slots_;

@@ -145,8 +145,9 @@ StepPlan Planner::CutPlan() {
   pass->plan = std::exchange(plan_, StepPlan());
   pass->vision = cut_ == Cut::kVision;
   pass->place = TiersAbove(options_.classes, record_->best_tier);
-  const bool sampled = std::any_of(pass->plan.trunk.begin(), pass->plan.trunk.end(),
-                                   [](const TrunkItem& item) { return !item.samples.empty(); });
+  const bool sampled =
+      std::any_of(pass->plan.trunk.begin(), pass->plan.trunk.end(),
+                  [](const TrunkItem& item) { return !item.samples.empty() || item.top; });
   pass->layers = lane_->split(pass->vision).layers() - (pass->vision || sampled ? 0 : 1);
   pass->p50 = lane_->cost.Predict(pass->plan.shape).p50;
   pass->requests = std::move(record_->requests);
@@ -254,8 +255,9 @@ void Planner::Collect(const WorkerState& worker, Lane& lane, std::vector<Candida
     bool decode = false;
     bool catch_up = false;
     for (const SampleState& sample : r->samples) {
-      if (sample.planned_tokens >= r->request.action_tokens) continue;
-      (sample.rows_to_compute() > 1 ? catch_up : decode) = true;
+      const uint32_t rows = r->rows_to_plan(sample);
+      decode = decode || rows == 1;
+      catch_up = catch_up || rows > 1;
     }
     if (decode) add(Kind::kDecode);
     if (catch_up) add(Kind::kPrefill);
@@ -274,7 +276,8 @@ ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
         continue;
       }
       if (lane->WaitsFor(*r, options_.min_prefill_chunk) == nullptr &&
-          (r->fully_planned() || r->blocked_epoch == lane->epoch)) {
+          (r->fully_planned() || r->blocked_epoch == lane->epoch ||
+           (r->search && r->in_flight > 0))) {
         continue;
       }
       if (!r->aged && Since(r->served_at, now_) < options_.max_wait) continue;
@@ -392,12 +395,7 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
 
 // The copies that starts asked for go into the step, or wait for the next one.
 void Planner::TakeCopies() {
-  if (empty()) {
-    lane_->kv->ReturnCopies(lane_->copies);
-  } else {
-    plan_.copies = std::move(lane_->copies);
-  }
-  lane_->copies.clear();
+  if (!empty()) plan_.copies = std::exchange(lane_->copies, {});
 }
 
 // What `r` goes on with.
@@ -673,15 +671,23 @@ Planner::Reserve Planner::FirstUnit(const ActiveRequest& r) const {
   return unit;
 }
 
-SampleTarget Planner::TargetOf(const ActiveRequest& r, const SampleState& sample) const {
+// The last row of `item` gives the next token of `sample`.
+void Planner::AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item) {
+  const auto number = static_cast<uint32_t>(&sample - r.samples.data());
+  const uint32_t index = sample.planned_tokens++;
+  ++logit_rows_;
+  if (r.search) {
+    item.top = TopTarget{number, index, r.search->candidates()};
+    return;
+  }
   SampleTarget target;
-  target.sample = static_cast<uint32_t>(&sample - r.samples.data());
+  target.sample = number;
   target.slot = sample.slot;
-  target.index = sample.planned_tokens;
+  target.index = index;
   target.temperature = r.request.temperature;
-  target.seed =
-      target.sample == 0 ? r.request.seed : SplitMix64(r.request.seed ^ SplitMix64(target.sample));
-  return target;
+  target.top_p = r.request.top_p;
+  target.seed = number == 0 ? r.request.seed : SplitMix64(r.request.seed ^ SplitMix64(number));
+  item.samples.push_back(target);
 }
 
 // Records that an item of the step names `r`.
@@ -707,14 +713,11 @@ void Planner::ChargeTo(ActiveRequest& r, Micros more, uint32_t units) {
 void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
   if (!Admits(r, {0, 0, 1}, limit)) return;
   for (SampleState& sample : r.samples) {
-    if (sample.planned_tokens >= r.request.action_tokens || sample.rows_to_compute() != 1 ||
-        sample.last_step == id_) {
-      continue;
-    }
+    if (r.rows_to_plan(sample) != 1 || sample.last_step == id_) continue;
     if (RowsLeft() == 0 || LogitRowsLeft() == 0) return;
     const bool forced = empty() && !reserve_.any();
     if (!forced && !Fits({0, 0, 1}, limit)) return;
-    PlanActionRows(r, sample, 1);
+    PlanAnswerRows(r, sample, 1);
   }
 }
 
@@ -751,10 +754,8 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
   }
   // After a preemption: the K/V of tokens that are sampled already.
   for (SampleState& sample : r.samples) {
-    const uint32_t gap = sample.rows_to_compute();
-    if (sample.planned_tokens >= r.request.action_tokens || gap <= 1 || sample.last_step == id_) {
-      continue;
-    }
+    const uint32_t gap = r.rows_to_plan(sample);
+    if (gap <= 1 || sample.last_step == id_) continue;
     if (LogitRowsLeft() == 0) return;
     const uint32_t wanted = std::min({gap, RowsLeft(), max_rows});
     const StepShape unit{0, std::min(wanted, options_.min_prefill_chunk), 0};
@@ -764,7 +765,7 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
     uint32_t count = FitRows(wanted, limit);
     if (forced) count = std::max(count, least);
     if (count < least) return;
-    PlanActionRows(r, sample, count);
+    PlanAnswerRows(r, sample, count);
     max_rows -= count;
   }
 }
@@ -796,8 +797,10 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   if (forced) count = std::max(count, unit);
   if (!forced && count < std::min(least, max_rows)) return;
 
+  // Who takes a first token from the prompt's last row: every sample; of a search, its only beam.
+  const size_t first = r.search ? 1 : r.samples.size();
   uint32_t sampled = 0;
-  for (const SampleState& sample : r.samples) sampled += sample.planned_tokens == 0 ? 1 : 0;
+  for (size_t i = 0; i < first; ++i) sampled += r.samples[i].planned_tokens == 0 ? 1 : 0;
   if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) --count;
   if (count == 0) return;
 
@@ -817,12 +820,9 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   r.samples[0].last_step = id_;
   r.prompt_planned += count;
   if (r.prompt_planned == r.prompt_tokens()) {
-    for (SampleState& sample : r.samples) {
-      if (sample.planned_tokens > 0) continue;
-      item.samples.push_back(TargetOf(r, sample));
-      ++sample.planned_tokens;
+    for (size_t i = 0; i < first; ++i) {
+      if (r.samples[i].planned_tokens == 0) AddTarget(r, r.samples[i], item);
     }
-    logit_rows_ += sampled;
   }
   const Micros before = lane_->cost.Predict(plan_.shape).p50;
   plan_.shape.prefill_rows += count;
@@ -831,8 +831,8 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
-// The next `count` action rows of a sample. Its last open row is a decode row.
-void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
+// The next `count` answer rows of a sample. Its last open row is a decode row.
+void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
   const uint32_t prompt = r.prompt_tokens();
   TrunkItem item;
   item.request = r.request.id;
@@ -847,14 +847,10 @@ void Planner::PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t cou
     item.known_tokens.assign(sample.tokens.begin() + sample.planned_rows,
                              sample.tokens.begin() + sample.planned_rows + count);
   }
-  const bool decode = sample.rows_to_compute() == 1;
+  const bool decode = sample.planned_tokens - sample.planned_rows == 1;
   sample.last_step = id_;
   sample.planned_rows += count;
-  if (sample.planned_rows == sample.planned_tokens) {
-    item.samples.push_back(TargetOf(r, sample));
-    ++sample.planned_tokens;
-    ++logit_rows_;
-  }
+  if (sample.planned_rows == sample.planned_tokens) AddTarget(r, sample, item);
   const Micros before = lane_->cost.Predict(plan_.shape).p50;
   (decode ? plan_.shape.decode_rows : plan_.shape.prefill_rows) += count;
   plan_.trunk.push_back(std::move(item));

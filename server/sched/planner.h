@@ -105,11 +105,11 @@ class Planner {
   void PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames);
   void PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows);
   void PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows);
-  void PlanActionRows(ActiveRequest& r, SampleState& sample, uint32_t count);
+  void PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count);
   uint32_t FitRows(uint32_t wanted, Micros limit) const;
   bool Fits(const StepShape& more, Micros limit) const;
   bool Full() const;
-  SampleTarget TargetOf(const ActiveRequest& r, const SampleState& sample) const;
+  void AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item);
   void Name(ActiveRequest& r);
   void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);
   void Constrain(const Candidate& c);

@@ -45,6 +45,11 @@ absl::Status Internal(Reason reason, std::string_view message) {
   return MakeError(absl::StatusCode::kInternal, message, info);
 }
 
+absl::Status NonFinite(uint32_t index, uint32_t sample) {
+  return Internal(Reason::kNonFinite,
+                  StrCat("the logits of token ", index, " of sample ", sample, " are not finite"));
+}
+
 absl::Status Expired(TimePoint arrival, TimePoint deadline) {
   ErrorInfo info;
   info.reason = Reason::kExpired;
@@ -80,6 +85,7 @@ class Scheduler::Impl {
   void Sweep(TimePoint now);
   TimePoint NextWake() const;
   std::vector<Outcome> TakeOutcomes() { return std::exchange(outcomes_, {}); }
+  std::vector<SampledToken> TakeEmitted() { return std::exchange(emitted_, {}); }
   bool idle() const;
   SchedulerStats stats() const;
   const CostModel& cost_model(WorkerId worker, ModelId model) const;
@@ -114,6 +120,8 @@ class Scheduler::Impl {
   void Undo(Lane& lane, const StepPlan& plan);
   static bool Unwanted(const Lane& lane, const Pass& pass);
   void DropUnwanted(Lane& lane, TimePoint now);
+  void TakeTops(const StepResult& result, TimePoint now);
+  void ChooseBeams(ActiveRequest& r, TimePoint now);
   void CompleteStep(const StepPlan& plan, const StepResult& result, TimePoint now);
   void Predict(WorkerState& worker, TimePoint now) const;
   static void Withdraw(ActiveRequest& r, const TrunkItem& item);
@@ -129,6 +137,7 @@ class Scheduler::Impl {
   // Requests a class may hold: its limit, or what it held when that was lowered and still holds.
   std::vector<uint32_t> allowed_;
   std::vector<Outcome> outcomes_;
+  std::vector<SampledToken> emitted_;
   uint64_t next_step_ = 1;
   uint64_t next_order_ = 1;
   mutable TimePoint next_wake_ = kNever;
@@ -215,6 +224,23 @@ absl::Status Scheduler::Impl::Validate(const Request& request) const {
   }
   if (!std::isfinite(request.temperature) || request.temperature < 0) {
     return InvalidField("temperature", "must be finite and not negative");
+  }
+  if (!(request.top_p > 0 && request.top_p <= 1)) {
+    return InvalidField("top_p", "must be above 0 and at most 1");
+  }
+  if (request.beams) {
+    const uint64_t most = kMaxTopTokens / BeamSearch::Candidates(1, request.stop_tokens.size());
+    if (request.samples > most) {
+      return InvalidField("beams",
+                          StrCat("are ", request.samples, ", with ", request.stop_tokens.size(),
+                                 " stop tokens the limit is ", most));
+    }
+    if (request.beams->results == 0 || request.beams->results > request.samples) {
+      return InvalidField("results", "must be from 1 to the number of beams");
+    }
+    if (!std::isfinite(request.beams->length_penalty)) {
+      return InvalidField("length_penalty", "must be finite");
+    }
   }
   if (requests_.contains(request.id)) return InvalidField("id", "is in use");
   if (std::none_of(lanes_.begin(), lanes_.end(),
@@ -366,6 +392,10 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
   }
   if (r.expired(now)) return Expired(r.request.arrival, r.deadline);
   ASSIGN_OR_RETURN(Lane* const lane, ChooseLane(r, now));
+  if (r.request.beams) {
+    r.search.emplace(r.request.samples, *r.request.beams, r.request.stop_tokens,
+                     r.request.action_tokens);
+  }
 
   if (gives_way != nullptr) {
     ErrorInfo info;
@@ -531,6 +561,7 @@ void Scheduler::Impl::Withdraw(ActiveRequest& r, const TrunkItem& item) {
   for (const SampleTarget& target : item.samples) {
     r.samples[target.sample].planned_tokens = target.index;
   }
+  if (item.top) r.samples[item.top->sample].planned_tokens = item.top->index;
 }
 
 void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
@@ -551,7 +582,7 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   if (step.pass == nullptr || plan.slice.first()) {
     if (step.pass != nullptr) lane.Forget(*step.pass);
     Undo(lane, plan);
-    lane.kv->ReturnCopies(plan.copies);
+    lane.copies.insert(lane.copies.begin(), plan.copies.begin(), plan.copies.end());
   }
   for (const auto& [klass, session, us] : step.charges) {
     if (SessionUse* use = worker->FindSession(session, klass)) {
@@ -644,6 +675,7 @@ void Scheduler::Impl::OnStepDone(const StepPlan& plan, const StepResult& result,
     OnSliceDone(plan, result, step, now);
   } else if (result.status.ok()) {
     TakeTokens(result, now);
+    TakeTops(result, now);
     CompleteStep(plan, result, now);
   } else {
     FailWork(lane, plan, step.requests, result.status, now);
@@ -670,6 +702,7 @@ void Scheduler::Impl::OnSliceDone(const StepPlan& plan, const StepResult& result
     if (pass.in_flight == 0) FailWork(*step.lane, pass.plan, pass.requests, pass.failure, now);
   } else if (plan.slice.last()) {
     TakeTokens(result, now);
+    TakeTops(result, now);
     CompleteStep(plan, result, now);
   }
 }
@@ -684,23 +717,62 @@ void Scheduler::Impl::TakeTokens(const StepResult& result, TimePoint now) {
   for (const SampledToken& token : result.tokens) {
     ActiveRequest* r = Find(token.request);
     if (r == nullptr || r->ended) continue;
+    if (token.sample < r->samples.size() && r->samples[token.sample].stopped) {
+      continue;  // its row was on the way when the stop token came
+    }
     if (token.token < 0) {
-      Poison(*r,
-             Internal(Reason::kNonFinite, StrCat("the logits of action token ", token.index,
-                                                 " of sample ", token.sample, " are not finite")),
-             now);
+      Poison(*r, NonFinite(token.index, token.sample), now);
       continue;
     }
-    if (token.sample >= r->samples.size() ||
+    if (r->search || token.sample >= r->samples.size() ||
         token.index != r->samples[token.sample].tokens.size() ||
         token.index >= r->samples[token.sample].planned_tokens) {
       Poison(*r, Internal(Reason::kInternal, "the worker reported a token out of order"), now);
       continue;
     }
-    r->samples[token.sample].tokens.push_back(token.token);
+    SampleState& sample = r->samples[token.sample];
+    sample.tokens.push_back(token.token);
+    const std::vector<int32_t>& stops = r->request.stop_tokens;
+    sample.stopped = std::find(stops.begin(), stops.end(), token.token) != stops.end();
+    emitted_.push_back(token);
     if (!r->first_token) r->first_token = result.finished;
     r->last_token = result.finished;
   }
+}
+
+void Scheduler::Impl::TakeTops(const StepResult& result, TimePoint now) {
+  for (const TopTokens& top : result.tops) {
+    ActiveRequest* r = Find(top.request);
+    if (r == nullptr || r->ended) continue;
+    if (top.tokens.empty()) {
+      Poison(*r, NonFinite(top.index, top.sample), now);
+      continue;
+    }
+    if (!r->search || top.sample >= r->search->live() || !r->samples[top.sample].top.empty() ||
+        top.index != r->samples[top.sample].tokens.size()) {
+      Poison(*r, Internal(Reason::kInternal, "the worker reported a beam out of order"), now);
+      continue;
+    }
+    r->samples[top.sample].top = top.tokens;
+    if (!r->first_token) r->first_token = result.finished;
+    r->last_token = result.finished;
+  }
+}
+
+// Every beam has its candidates: some go on, the others' blocks are theirs.
+void Scheduler::Impl::ChooseBeams(ActiveRequest& r, TimePoint now) {
+  std::vector<std::vector<ScoredToken>> tops;
+  for (uint32_t i = 0; i < r.search->live(); ++i) {
+    tops.push_back(std::exchange(r.samples[i].top, {}));
+  }
+  const std::vector<BeamSearch::Next> next = r.search->Advance(tops);
+  if (r.search->over()) {
+    for (SampleState& sample : r.samples) sample.stopped = true;
+    return;
+  }
+  ++r.lane->epoch;
+  const absl::Status status = r.lane->Reorder(r, next);
+  if (!status.ok()) Poison(r, Internal(Reason::kInternal, FromAbsl(status.message())), now);
 }
 
 void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& result, TimePoint now) {
@@ -720,7 +792,10 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
     if (r.poisoned) continue;
     if (item.begin < r.prompt_tokens()) {
       r.prompt_done = item.begin + item.count;
-      r.lane->kv->Publish(*r.samples[0].sequence, r.prompt_done, now);
+      // The first sample computes the prompt; of a search, any beam's sequence may become its own.
+      for (size_t i = 0; i < (r.search ? r.samples.size() : 1); ++i) {
+        r.lane->kv->Publish(*r.samples[i].sequence, r.prompt_done, now);
+      }
       if (r.prompt_done == r.prompt_tokens()) {
         for (const EmbeddingId slot : r.embeddings) {
           if (!slot.valid()) continue;
@@ -731,11 +806,13 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
       }
     }
     if (r.ended) continue;
-    for (const SampleTarget& target : item.samples) {
-      if (r.samples[target.sample].tokens.size() > target.index) continue;
-      Poison(r, Internal(Reason::kInternal, "the worker reported no token"), now);
-      break;
-    }
+    const bool missing =
+        (item.top && r.samples[item.top->sample].top.empty()) ||
+        std::any_of(item.samples.begin(), item.samples.end(), [&r](const SampleTarget& target) {
+          const SampleState& sample = r.samples[target.sample];
+          return !sample.stopped && sample.tokens.size() <= target.index;
+        });
+    if (missing) Poison(r, Internal(Reason::kInternal, "the worker reported no token"), now);
   }
 }
 
@@ -746,6 +823,15 @@ void Scheduler::Impl::FailWork(Lane& lane, const StepPlan& plan,
   for (ActiveRequest* r : named) {
     --r->in_flight;
     Poison(*r, failure, now);
+  }
+  // Copies that were not made were of beams, which later steps in flight may already read.
+  if (!plan.copies.empty()) {
+    const std::vector<ActiveRequest*> active = lane.active;
+    for (ActiveRequest* r : active) {
+      if (!r->search) continue;
+      Poison(*r, failure, now);
+      if (r->in_flight == 0) Settle(*r, now);
+    }
   }
   // Later steps in flight read embeddings that were never made; what waits for them asks again.
   for (const EncodeItem& item : plan.encodes) {
@@ -797,7 +883,15 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
   outcome.timings.total = ToMicros(end - r.request.arrival);
   if (outcome.status.ok()) {
     outcome.late = r.deadline <= now;
-    for (const SampleState& sample : r.samples) outcome.tokens.push_back(sample.tokens);
+    if (r.search) {
+      for (BeamSearch::Hypothesis& h : r.search->Results()) {
+        outcome.answers.push_back({std::move(h.tokens), h.stopped, h.log_prob, h.score});
+      }
+    } else {
+      for (SampleState& sample : r.samples) {
+        outcome.answers.push_back({.tokens = std::move(sample.tokens), .stopped = sample.stopped});
+      }
+    }
   }
   outcomes_.push_back(std::move(outcome));
 }
@@ -809,6 +903,7 @@ void Scheduler::Impl::FinishCompleted(ActiveRequest& r, TimePoint now) {
 
 // What is due once the items of a step are accounted for. May destroy `r`.
 void Scheduler::Impl::Settle(ActiveRequest& r, TimePoint now) {
+  if (!r.ended && r.may_choose()) ChooseBeams(r, now);
   if (!r.ended && r.complete()) FinishCompleted(r, now);
   if (r.in_flight > 0) return;
   if (r.ended) {
@@ -1125,6 +1220,7 @@ void Scheduler::OnWorkerLost(WorkerId worker, TimePoint now) { impl_->OnWorkerLo
 void Scheduler::Sweep(TimePoint now) { impl_->Sweep(now); }
 TimePoint Scheduler::NextWake() const { return impl_->NextWake(); }
 std::vector<Outcome> Scheduler::TakeOutcomes() { return impl_->TakeOutcomes(); }
+std::vector<SampledToken> Scheduler::TakeEmitted() { return impl_->TakeEmitted(); }
 bool Scheduler::idle() const { return impl_->idle(); }
 SchedulerStats Scheduler::stats() const { return impl_->stats(); }
 const CostModel& Scheduler::cost_model(WorkerId worker, ModelId model) const {

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "kv/embedding_cache.h"
 #include "kv/kv_cache.h"
+#include "sched/beam_search.h"
 #include "sched/cost_model.h"
 #include "sched/latency_class.h"
 #include "sched/step.h"
@@ -28,7 +29,7 @@ struct LaneOptions {
   KvCacheOptions kv;
   uint32_t embedding_slots = 0;
   uint32_t sequence_slots = 0;     // rows of the device's token array
-  uint32_t max_action_tokens = 0;  // columns of it
+  uint32_t max_action_tokens = 0;  // of one sample
   uint32_t max_rows = 0;           // trunk rows of one step (arena size)
   uint32_t max_frames = 0;         // encodes of one step
   uint32_t max_logit_rows = 0;
@@ -65,25 +66,36 @@ struct Request {
   TimePoint arrival{};
   TimePoint deadline = kNever;
   std::shared_ptr<const Timeline> timeline;
-  uint32_t action_tokens = 0;  // to decode per sample
+  uint32_t action_tokens =
+      0;  // of the answer, to decode per sample; at most, when there are stop tokens
   uint32_t samples = 1;
   float temperature = 0;  // 0: greedy
+  float top_p = 1;        // (0, 1]: of the most likely tokens
   uint64_t seed = 0;
+  std::vector<int32_t> stop_tokens;  // a sample ends with any of these
+  // Beam search over `samples` beams in place of independent samples.
+  std::optional<BeamOptions> beams;
   std::shared_ptr<TapSink> tap;
 };
 
 struct Timings {
   Micros queue{0};    // arrival to the start of its first step
   Micros encode{0};   // first step to the end of its last encode; 0 when all frames were cached
-  Micros prefill{0};  // to the first action token
-  Micros act{0};      // to the last action token
+  Micros prefill{0};  // to the first token of the answer
+  Micros act{0};      // to the last one
   Micros total{0};
 };
 
 struct Outcome {
   RequestId id;
-  absl::Status status;                       // OK: `tokens` holds every sample
-  std::vector<std::vector<int32_t>> tokens;  // [samples][action_tokens]
+  absl::Status status;  // OK: `answers` holds every sample, or the best hypotheses, best first
+  struct Answer {
+    std::vector<int32_t> tokens;  // with the stop token that ended it
+    bool stopped = false;
+    double log_prob = 0;  // of beams: sum over the tokens
+    double score = 0;     // of beams: what they are ordered by
+  };
+  std::vector<Answer> answers;
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
@@ -159,6 +171,9 @@ class Scheduler {
   TimePoint NextWake() const;
   // Outcomes since the last call, in order.
   std::vector<Outcome> TakeOutcomes();
+  // Tokens of samples since the last call, in order: nothing of a request or a sample that had
+  // ended, and nothing of beams, which may still be dropped.
+  std::vector<SampledToken> TakeEmitted();
   bool idle() const;  // no request and no step in flight
   SchedulerStats stats() const;
   const CostModel& cost_model(WorkerId worker, ModelId model) const;

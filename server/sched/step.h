@@ -3,6 +3,7 @@
 // request.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
@@ -10,6 +11,7 @@
 #include "base/status.h"
 #include "kv/kv_cache.h"
 #include "kv/timeline.h"
+#include "sched/beam_search.h"
 
 namespace saccade {
 
@@ -23,18 +25,29 @@ struct EncodeItem {
   std::shared_ptr<TapSink> tap;
 };
 
-// Where a sampled id goes: row `slot` of the device's token array, column `index`.
+// Where a sampled id goes: row `slot` of the device's token array, column `index` modulo the
+// columns: a row that reads a token follows it directly.
 struct SampleTarget {
   uint32_t sample = 0;  // 0 .. samples-1 of the request
   SequenceSlot slot;
-  uint32_t index = 0;  // action token number, 0-based
+  uint32_t index = 0;  // number of the token in the answer, 0-based
   float temperature = 0;
+  float top_p = 1;
   uint64_t seed = 0;  // already mixed with the sample's number
 };
 
+// The most likely tokens after a row, with their log-probabilities: for a beam, whose next token is
+// chosen from those of all beams.
+struct TopTarget {
+  uint32_t sample = 0;  // the beam
+  uint32_t index = 0;
+  uint32_t count = 0;  // 1 .. kMaxTopTokens
+};
+inline constexpr uint32_t kMaxTopTokens = 128;
+
 // Rows of one sequence: tokens [begin, begin + count). Prompt tokens come from the timeline; a
-// token past it is action token (t - num_tokens), read on the device from row `slot` of the token
-// array, or taken from `known_tokens` when that is not empty.
+// token past it is token (t - num_tokens) of the answer (an action, or generated text), read on the
+// device from row `slot` of the token array, or taken from `known_tokens` when that is not empty.
 struct TrunkItem {
   RequestId request;
   std::shared_ptr<const Timeline> timeline;
@@ -43,12 +56,14 @@ struct TrunkItem {
   std::vector<PageRef> pages;  // covers tokens [0, begin + count)
   // One per segment of the timeline; invalid where this item does not need it.
   std::vector<EmbeddingId> embeddings;
-  SequenceSlot slot;  // valid when the item has action rows
-  // Values of the item's action rows, in order: a request that was preempted after it had emitted
-  // tokens computes their K/V again, and its old device row is somebody else's. Empty, or one per
-  // row; then every row of the item is an action row.
+  SequenceSlot slot;  // valid when the item has answer rows
+  // Values of the item's answer rows, in order: a beam's token was chosen here, and a request that
+  // was preempted after it had emitted tokens computes their K/V again, when its old device row is
+  // somebody else's. Empty, or one per row; then every row of the item is an answer row.
   std::vector<int32_t> known_tokens;
-  std::vector<SampleTarget> samples;  // not empty when the last row's logits are sampled
+  // What the last row's logits are for: samples, or one beam, or nothing.
+  std::vector<SampleTarget> samples;
+  std::optional<TopTarget> top;
   std::shared_ptr<TapSink> tap;
 };
 
@@ -101,12 +116,22 @@ struct SampledToken {
   int32_t token = 0;  // kInvalidSample (-1): the logits held NaN or Inf
 };
 
+struct TopTokens {
+  RequestId request;
+  uint32_t sample = 0;
+  uint32_t index = 0;
+  // Most likely first, as many as the target's count or the vocabulary has. Empty: the logits held
+  // NaN or Inf.
+  std::vector<ScoredToken> tokens;
+};
+
 struct StepResult {
   StepId id;
   absl::Status status;  // not OK: the whole step failed
   TimePoint started{};
   TimePoint finished{};
   std::vector<SampledToken> tokens;
+  std::vector<TopTokens> tops{};
 };
 
 }  // namespace saccade

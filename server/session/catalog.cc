@@ -83,6 +83,17 @@ absl::StatusOr<const StatisticsSpec*> FindStatistics(const ModelSpec& spec, std:
       field, StrCat("no statistics ", Shown(key), "; the keys are ", List(spec.statistics, kKey)));
 }
 
+absl::StatusOr<uint32_t> FindCamera(const ModelSpec& spec, std::string_view name,
+                                    std::string_view field) {
+  const std::vector<CameraSpec>& cameras = spec.cameras;
+  if (name.empty() && cameras.size() == 1) return 0;
+  for (size_t i = 0; i < cameras.size(); ++i) {
+    if (cameras[i].name == name) return static_cast<uint32_t>(i);
+  }
+  // The list of names comes from the same place as for `open`.
+  return FindCameras(spec, {std::string(name)}, field).status();
+}
+
 absl::StatusOr<std::vector<bool>> FindCameras(const ModelSpec& spec,
                                               const std::vector<std::string>& names,
                                               std::string_view field) {

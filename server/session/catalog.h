@@ -57,6 +57,9 @@ class Catalog {
 // Empty: the only set; INVALID_ARGUMENT when there are several. Unknown: INVALID_ARGUMENT.
 absl::StatusOr<const StatisticsSpec*> FindStatistics(const ModelSpec& spec, std::string_view key,
                                                      std::string_view field);
+// Index of the camera; empty: the only one. INVALID_ARGUMENT lists the names.
+absl::StatusOr<uint32_t> FindCamera(const ModelSpec& spec, std::string_view name,
+                                    std::string_view field);
 // Which of spec.cameras are named. Empty: all. INVALID_ARGUMENT for an unknown or repeated name,
 // and for a missing one: every camera of a model is required.
 absl::StatusOr<std::vector<bool>> FindCameras(const ModelSpec& spec,

@@ -104,13 +104,7 @@ absl::Status Session::TakeMessageToken(TimePoint now) {
 }
 
 absl::StatusOr<uint32_t> Session::FindCamera(std::string_view name, std::string_view field) const {
-  const std::vector<CameraSpec>& cameras = model().model->spec().cameras;
-  if (name.empty() && cameras.size() == 1) return 0;
-  for (size_t i = 0; i < cameras.size(); ++i) {
-    if (cameras[i].name == name) return static_cast<uint32_t>(i);
-  }
-  // The list of names comes from the same place as for `open`.
-  return FindCameras(model().model->spec(), {std::string(name)}, field).status();
+  return saccade::FindCamera(model().model->spec(), name, field);
 }
 
 bool Session::IsStale(uint32_t camera, int64_t capture_time_ns) const {

@@ -139,18 +139,30 @@ struct DenseAttentionArgs {
 
 // Sampling of one row of logits by the rule in kernels/common/sampling.h, so that one (seed, draw)
 // gives the same token on every backend. temperature 0 is greedy: the lowest index among the
-// largest logits. A temperature that is negative or not finite gives kInvalidSample.
+// largest logits. A temperature that is negative or not finite, and a top_p outside (0, 1], give
+// kInvalidSample.
 struct SampleArgs {
   TensorView logits;  // [R, V] F32
   TensorView
       source_row;  // [N] I32: row of `logits` that sample n reads (N samples may read one row)
   TensorView temperature;  // [N] F32, >= 0
+  TensorView top_p;        // [N] F32 in (0, 1]; 1: every token may be drawn
   TensorView seed;         // [N] I64: one random draw is a pure function of (seed, draw)
   TensorView draw;         // [N] I32: index of the draw in its sequence
   TensorView dest;         // [N] I32: flat index into `tokens` where the id is written
   TensorView tokens;       // [*] I32; kInvalidSample where the row holds a NaN or an Inf
 };
 inline constexpr int32_t kInvalidSample = -1;
+
+// The K most likely tokens of rows of logits, in the order and with the log-probabilities that
+// kernels/common/sampling.h defines. A row with a NaN or an Inf gives K times kInvalidSample;
+// places past the vocabulary do too.
+struct TopTokensArgs {
+  TensorView logits;      // [R, V] F32
+  TensorView source_row;  // [N] I32: row of `logits`
+  TensorView ids;         // [N, K] I32, out
+  TensorView log_probs;   // [N, K] F32, out
+};
 
 class Ops {
  public:
@@ -184,6 +196,7 @@ class Ops {
   // strided.
   virtual absl::Status Convert(Stream&, TensorView src, TensorView dst) const = 0;
   virtual absl::Status Sample(Stream&, const SampleArgs&) const = 0;
+  virtual absl::Status TopTokens(Stream&, const TopTokensArgs&) const = 0;
   // Copies whole blocks of every layer. pairs [C, 2] I32: source block, destination block.
   virtual absl::Status CopyBlocks(Stream&, KvStorage&, TensorView pairs, int32_t count) const = 0;
   // Reads one sequence's cache densely, for inspection: k and v [tokens, kv_heads * head_dim] F32,

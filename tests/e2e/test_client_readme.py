@@ -37,7 +37,7 @@ def here(text: str, server: RunningServer) -> str:
 def test_there_is_something_to_run() -> None:
     assert len(PYTHON) == 5 and "Credentials" in PYTHON[-1]
     shown = {shlex.split(c)[1] for c in COMMANDS}
-    assert shown == {"models", "status", "predict", "stream", "top", "admin"}
+    assert shown == {"models", "status", "predict", "generate", "stream", "top", "admin"}
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON) - 1))

@@ -77,6 +77,7 @@ def test_who_has_everything_is_served(secured: Secured) -> None:
         with client.session(instruction="speed 24") as session:
             session.send_frame(frame)
             assert np.array_equal(session.act().values, alone.values)
+        assert len(client.generate("speed 24").result().sequences) == 1
         assert [m.name for m in client.models()] == ["highway_demo"]
 
 

@@ -1,10 +1,15 @@
 // The first byte chooses what the rest is: 0 a tokenizer.json, 1 a tokenizer.model, 2 a text for a
-// small byte-fallback tokenizer. Refused, or every id of every encoding is inside the vocabulary.
+// small byte-fallback tokenizer, 3 ids for it, a byte each. Refused, or every id of every encoding
+// is inside the vocabulary, and every piece of every decoding is whole characters.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "model/text_decoder.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_spm.h"
 
@@ -17,8 +22,24 @@ constexpr std::string_view kSmall = R"({
     {"type": "Prepend", "prepend": "▁"},
     {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
   "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true,
-            "vocab": {"<unk>": 0, "<s>": 1, "a": 2, "b": 3, "ab": 4, "▁": 5, "▁a": 6, "abab": 7},
-            "merges": ["a b", "▁ a", "ab ab"]}})";
+            "vocab": {"<unk>": 0, "<s>": 1, "a": 2, "b": 3, "ab": 4, "▁": 5, "▁a": 6, "abab": 7,
+                      "<0x80>": 8, "<0xBF>": 9, "<0xC2>": 10, "<0xE0>": 11, "<0xED>": 12,
+                      "<0xF0>": 13, "<0xF4>": 14, "<0xFF>": 15, "<0x20>": 16, "<0x9F>": 17},
+            "merges": ["a b", "▁ a", "ab ab"]},
+  "decoder": {"type": "Sequence", "decoders": [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+    {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}})";
+
+void Decode(const saccade::Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  saccade::TextDecoder decoder(tokenizer);
+  std::string text;
+  for (const int32_t id : ids) {
+    const std::string piece = decoder.Push(id);
+    if (!saccade::IsValidUtf8(piece)) std::abort();
+    text += piece;
+  }
+  if (saccade::TextDecoder::Decode(tokenizer, ids) != text + decoder.Finish()) std::abort();
+}
 
 void Encode(const saccade::Tokenizer& tokenizer, std::string_view text) {
   for (const bool allow_special : {false, true}) {
@@ -30,6 +51,7 @@ void Encode(const saccade::Tokenizer& tokenizer, std::string_view text) {
     for (const int32_t id : *ids) {
       if (id < 0 || id >= tokenizer.vocab_size()) std::abort();
     }
+    Decode(tokenizer, *ids);
   }
 }
 
@@ -38,10 +60,14 @@ void Encode(const saccade::Tokenizer& tokenizer, std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data + 1), size - 1);
-  if (data[0] == 2) {
+  if (data[0] == 2 || data[0] == 3) {
     static const auto small = saccade::Tokenizer::FromJson(kSmall);
     if (!small.ok()) std::abort();
-    Encode(**small, rest);
+    if (data[0] == 2) {
+      Encode(**small, rest);
+    } else {
+      Decode(**small, std::vector<int32_t>(data + 1, data + size));
+    }
     return 0;
   }
   const auto tokenizer = data[0] == 0 ? saccade::Tokenizer::FromJson(rest)

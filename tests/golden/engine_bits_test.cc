@@ -82,6 +82,7 @@ class Served {
     klass.max_queued = 1000;
     options.classes = {klass};
     options.step_ceiling = setup.step_ceiling;
+    options.max_new_tokens = 64;
     std::vector<std::unique_ptr<Backend>> backends;
     backends.push_back(std::move(backend));
     std::vector<ServedModel> models;
@@ -96,6 +97,14 @@ class Served {
 
   // Request `which` in [0, 8) is one of the mixed eight; others vary the frame and the words.
   std::shared_ptr<CollectSink> Submit(int which) {
+    ActRequest request = RequestOf(which, Modality::kAction);
+    auto sink = std::make_shared<CollectSink>();
+    request.sink = sink;
+    EXPECT_TRUE(engine_->Submit(std::move(request)).ok());
+    return sink;
+  }
+
+  ActRequest RequestOf(int which, Modality answer) {
     const ModelRef served = engine_->models().front();
     const Model& model = *served->instances.front();
     const ModelSpec& spec = model.spec();
@@ -112,20 +121,51 @@ class Served {
         builder.AddText(segment.tokens);
       }
     }
-    auto sink = std::make_shared<CollectSink>();
     ActRequest request;
     request.session = SessionId(static_cast<uint64_t>(which));
     request.model = ModelId(0);
     request.klass = ClassId(0);
     request.arrival = clock_.Now();
-    request.timeline = builder.Build();
+    request.timeline = builder.SetAnswer(answer).Build();
     request.statistics_key = spec.statistics.front().key;
     request.samples = which % 3 == 2 ? 3 : 1;
     request.temperature = which % 4 == 3 ? 0.0F : 1.0F;
     request.seed = static_cast<uint64_t>(which) * 7919;
+    return request;
+  }
+
+  // A text for request `which`'s prompt: sampled, or by beam search.
+  std::shared_ptr<CollectSink> SubmitText(int which) {
+    const ModelRef served = engine_->models().front();
+    const ModelSpec& spec = served->spec();
+    TextRequest text;
+    text.max_new_tokens = 20 + static_cast<uint32_t>(which) % 5;
+    text.stop_tokens = spec.stop_tokens;
+    text.stop_tokens.push_back(300 + which);
+    ActRequest request = RequestOf(which, Modality::kText);
+    if (which % 3 == 1) {
+      request.samples = 4;
+      request.temperature = 0;
+      text.beams = BeamOptions{.length_penalty = 0.8F, .results = 3};
+    } else {
+      request.samples = which % 3 == 2 ? 2 : 1;
+      request.temperature = 1.5F;
+      text.top_p = 0.95F;
+    }
+    request.text = std::move(text);
+    auto sink = std::make_shared<CollectSink>();
     request.sink = sink;
     EXPECT_TRUE(engine_->Submit(std::move(request)).ok());
     return sink;
+  }
+
+  static std::vector<std::vector<int32_t>> TextIds(CollectSink& sink) {
+    const absl::StatusOr<ActResult> result = sink.Take();
+    EXPECT_TRUE(result.ok()) << result.status();
+    std::vector<std::vector<int32_t>> ids;
+    if (!result.ok()) return ids;
+    for (const Outcome::Answer& answer : result->answers) ids.push_back(answer.tokens);
+    return ids;
   }
 
   static std::vector<std::vector<int32_t>> Ids(CollectSink& sink) {
@@ -242,6 +282,58 @@ TEST_P(EngineBits, AloneBatchedThreadsCachedAndAfterOthers) {
 
 INSTANTIATE_TEST_SUITE_P(Precisions, EngineBits, testing::Values(DType::kF32, DType::kBf16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// Texts and actions of the same frames and words in the same steps: each gets what it would alone.
+TEST_P(EngineBits, TextAloneAmongActionsThreadsCachedAndChunked) {
+  ServingSetup setup;
+  setup.compute = GetParam();
+  Answers alone;
+  for (int i = 0; i < kRequests; ++i) {
+    auto served = Served::Make(setup);
+    ASSERT_NE(served, nullptr);
+    alone.push_back(Served::TextIds(*served->SubmitText(i)));
+    ASSERT_FALSE(alone.back().empty());
+  }
+  EXPECT_NE(alone[0], alone[3]);
+  const auto all = [](Served& served) {
+    std::vector<std::shared_ptr<CollectSink>> texts;
+    std::vector<std::shared_ptr<CollectSink>> actions;
+    for (int i = 0; i < kRequests; ++i) {
+      texts.push_back(served.SubmitText(i));
+      actions.push_back(served.Submit(i));
+    }
+    Answers answers;
+    for (auto& text : texts) answers.push_back(Served::TextIds(*text));
+    for (auto& action : actions) (void)Served::Ids(*action);
+    return answers;
+  };
+  const Answers actions = Alone(setup);
+  for (const int threads : {1, 2}) {
+    setup.threads = threads;
+    auto served = Served::Make(setup);
+    ASSERT_NE(served, nullptr);
+    EXPECT_EQ(all(*served), alone) << threads << " threads, cold";
+    EXPECT_EQ(all(*served), alone) << threads << " threads, cached";
+    EXPECT_EQ(AllAtOnce(*served), actions) << "actions after texts";
+    EXPECT_EQ(served->engine().CheckInvariants(), absl::OkStatus());
+    const SchedulerStats stats = served->engine().Stats().value();
+    for (const PartitionStats& partition : stats.lanes[0].kv.partitions) {
+      EXPECT_EQ(partition.held, 0u);
+    }
+  }
+  setup.step_ceiling = Micros(500);
+  auto served = Served::Make(setup);
+  ASSERT_NE(served, nullptr);
+  EXPECT_EQ(all(*served), alone) << "chunked";
+}
+
+TEST(EngineGuarded, TextsTouchNoDeviceMemory) {
+  ServingSetup setup;
+  setup.guarded_ref = true;
+  auto served = Served::Make(setup);
+  ASSERT_NE(served, nullptr);
+  for (int which : {0, 1}) EXPECT_FALSE(Served::TextIds(*served->SubmitText(which)).empty());
+}
 
 TEST(EngineGuarded, ServesAMixedBatchWithoutTouchingDeviceMemory) {
   ServingSetup setup;

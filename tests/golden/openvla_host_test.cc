@@ -118,6 +118,21 @@ TEST(Prompt, TooLong) {
   EXPECT_EQ(GetErrorInfo(prompt.status()).field, "instruction");
 }
 
+TEST(Prompt, OfATextIsTakenAsItIs) {
+  const std::vector<int32_t> ids = {1, 400, 500};
+  const Prompt seeing = Openvla().BuildTextPrompt(ids, std::vector<uint32_t>{0}).value();
+  ASSERT_EQ(seeing.size(), 3u);
+  EXPECT_EQ(seeing[0].tokens, std::vector<int32_t>{1});
+  EXPECT_EQ(seeing[1].modality, Modality::kVision);
+  EXPECT_EQ(seeing[2].tokens, (std::vector<int32_t>{400, 500}));
+  const Prompt blind = Openvla().BuildTextPrompt(ids, {}).value();
+  ASSERT_EQ(blind.size(), 2u);
+  EXPECT_EQ(blind[1].tokens, (std::vector<int32_t>{400, 500}));
+  for (const std::vector<int32_t>& bad : {std::vector<int32_t>{}, {400}, {1, -1}, {1, 1 << 20}}) {
+    EXPECT_EQ(GetErrorInfo(Openvla().BuildTextPrompt(bad, {}).status()).field, "token_ids");
+  }
+}
+
 TEST(Prompt, FromTokens) {
   const Model& model = Openvla();
   std::vector<int32_t> ids = Ids(model, "wave");
@@ -292,6 +307,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "arch_specifier"},
         Refusal{"model_type", "config.json", [](Json& c) { c["model_type"] = "prismatic"; },
                 "no known family"},
+        Refusal{"eos_range", "generation_config.json", [](Json& c) { c["eos_token_id"] = 1 << 20; },
+                "eos_token_id"},
+        Refusal{"eos_type", "generation_config.json",
+                [](Json& c) {
+                  c["eos_token_id"] = {1, "two"};
+                },
+                "eos_token_id"},
         Refusal{"rope_scaling", "config.json",
                 [](Json& c) {
                   c["text_config"]["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
@@ -458,6 +480,25 @@ TEST(Folder, TheBackboneTellsItsTowersAndImageSize) {
   loaded = LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
   EXPECT_NE(Message(loaded.status()).find("takes images of 384 pixels"), std::string::npos)
       << Message(loaded.status());
+}
+
+TEST(Folder, StopTokensComeFromTheGenerationConfig) {
+  const FolderCopy demo(DemoCheckpoint());
+  const auto stops = [&] {
+    absl::StatusOr<LoadedModel> loaded =
+        LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
+    EXPECT_TRUE(loaded.ok()) << Message(loaded.status());
+    return loaded.ok() ? loaded->model->spec().stop_tokens : std::vector<int32_t>();
+  };
+  EXPECT_EQ(stops(), std::vector<int32_t>{2});
+  demo.WriteJson("generation_config.json", {{"eos_token_id", {2, 7}}});
+  EXPECT_EQ(stops(), (std::vector<int32_t>{2, 7}));
+  demo.Remove("generation_config.json");
+  EXPECT_EQ(stops(), std::vector<int32_t>{2});  // LlamaConfig's default
+  Json config = demo.ReadJson("config.json");
+  config["text_config"]["eos_token_id"] = 5;
+  demo.WriteJson("config.json", config);
+  EXPECT_EQ(stops(), std::vector<int32_t>{5});
 }
 
 // q01 == q99: the value itself, whatever the token.

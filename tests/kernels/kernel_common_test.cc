@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <vector>
 
 #include "kernels/common/bf16.h"
@@ -102,22 +103,67 @@ TEST(Rope, AnglesFollowTheFormula) {
 
 TEST(Sampling, Rule) {
   const std::vector<float> logits = {0.5f, 2.0f, 2.0f, -1.0f};
-  EXPECT_EQ(SampleRow(logits.data(), 4, 0.0f, 0, 0), 1);
-  EXPECT_EQ(SampleRow(logits.data(), 0, 0.0f, 0, 0), kNoSample);
-  EXPECT_EQ(SampleRow(logits.data(), 4, -1.0f, 0, 0), kNoSample);
-  EXPECT_EQ(SampleRow(logits.data(), 4, std::numeric_limits<float>::quiet_NaN(), 0, 0), kNoSample);
+  EXPECT_EQ(SampleRow(logits.data(), 4, 0.0f, 1.0f, 0, 0), 1);
+  EXPECT_EQ(SampleRow(logits.data(), 0, 0.0f, 1.0f, 0, 0), kNoSample);
+  EXPECT_EQ(SampleRow(logits.data(), 4, -1.0f, 1.0f, 0, 0), kNoSample);
+  EXPECT_EQ(SampleRow(logits.data(), 4, std::numeric_limits<float>::quiet_NaN(), 1.0f, 0, 0),
+            kNoSample);
   for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                     std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> row = logits;
     row[3] = bad;
-    EXPECT_EQ(SampleRow(row.data(), 4, 0.0f, 0, 0), kNoSample);
-    EXPECT_EQ(SampleRow(row.data(), 4, 1.0f, 0, 0), kNoSample);
+    EXPECT_EQ(SampleRow(row.data(), 4, 0.0f, 1.0f, 0, 0), kNoSample);
+    EXPECT_EQ(SampleRow(row.data(), 4, 1.0f, 1.0f, 0, 0), kNoSample);
   }
   // A temperature so small that every weight but the largest vanishes.
   const std::vector<float> one = {1.0f, 3.0f, 2.0f};
   for (int32_t draw = 0; draw < 50; ++draw) {
-    EXPECT_EQ(SampleRow(one.data(), 3, std::numeric_limits<float>::denorm_min(), 9, draw), 1);
+    EXPECT_EQ(SampleRow(one.data(), 3, std::numeric_limits<float>::denorm_min(), 1.0f, 9, draw), 1);
   }
+}
+
+TEST(Sampling, TopPKeepsTheShortestHead) {
+  // Weights 4, 2, 2, 1, 1 of 10 at temperature 1; the order is 1, 0, 3, 2, 4.
+  const auto log_of = [](double w) { return static_cast<float>(std::log(w)); };
+  const std::vector<float> row = {log_of(2), log_of(4), log_of(1), log_of(2), log_of(1)};
+  const auto reached = [&](float top_p) {
+    std::set<int32_t> tokens;
+    for (int32_t draw = 0; draw < 400; ++draw) {
+      tokens.insert(SampleRow(row.data(), 5, 1.0f, top_p, 3, draw));
+    }
+    return tokens;
+  };
+  EXPECT_EQ(reached(0.05f), (std::set<int32_t>{1}));
+  EXPECT_EQ(reached(0.39f), (std::set<int32_t>{1}));
+  EXPECT_EQ(reached(0.5f), (std::set<int32_t>{1, 0}));  // of equal ones the lower index
+  EXPECT_EQ(reached(0.7f), (std::set<int32_t>{1, 0, 3}));
+  EXPECT_EQ(reached(0.85f), (std::set<int32_t>{1, 0, 3, 2}));
+  EXPECT_EQ(reached(1.0f), (std::set<int32_t>{0, 1, 2, 3, 4}));
+  // By inversion over the head, in its order.
+  for (int32_t draw = 0; draw < 100; ++draw) {
+    const double u = UniformDraw(3, static_cast<uint64_t>(draw)) * 8;
+    EXPECT_EQ(SampleRow(row.data(), 5, 1.0f, 0.7f, 3, draw), u < 4 ? 1 : u < 6 ? 0 : 3);
+  }
+  for (const float bad : {0.0f, -1.0f, 1.1f, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ(SampleRow(row.data(), 5, 1.0f, bad, 0, 0), kNoSample);
+  }
+}
+
+TEST(Sampling, TopOfRowIsTheLogSoftmaxInOrder) {
+  const std::vector<float> row = {0.5f, 2.0f, -3.0f, 2.0f};
+  const double total = std::exp(0.5) + 2 * std::exp(2.0) + std::exp(-3.0);
+  std::vector<int32_t> ids(6);
+  std::vector<float> log_probs(6);
+  TopOfRow(row.data(), 4, 6, ids.data(), log_probs.data());
+  EXPECT_EQ(ids, (std::vector<int32_t>{1, 3, 0, 2, kNoSample, kNoSample}));
+  EXPECT_NEAR(static_cast<double>(log_probs[0]), 2.0 - std::log(total), 1e-6);
+  EXPECT_EQ(log_probs[0], log_probs[1]);
+  EXPECT_NEAR(static_cast<double>(log_probs[3]), -3.0 - std::log(total), 1e-6);
+  EXPECT_EQ(log_probs[4], 0.0f);
+  const std::vector<float> bad = {0.5f, std::numeric_limits<float>::infinity()};
+  TopOfRow(bad.data(), 2, 2, ids.data(), log_probs.data());
+  EXPECT_EQ(ids[0], kNoSample);
+  EXPECT_EQ(ids[1], kNoSample);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/common/philox.h"
+#include "kernels/common/sampling.h"
 #include "tests/kernels/backends.h"
 
 namespace saccade::optest {
@@ -344,6 +345,7 @@ struct Draw {
   int64_t seed;
   int64_t draw;
   int64_t dest;
+  float top_p = 1.0f;
 };
 
 // Token ids by destination; -7 where none was written.
@@ -351,6 +353,7 @@ std::vector<int64_t> RunSample(Rig& rig, const HostTensor& logits, const std::ve
                                int64_t tokens, Layout layout = kDense) {
   HostTensor row = Ints({});
   HostTensor temperature{kF32, {static_cast<int64_t>(draws.size())}, {}};
+  HostTensor top_p = temperature;
   HostTensor seed = Ints({}, DType::kI64);
   HostTensor draw = Ints({});
   HostTensor dest = Ints({});
@@ -358,6 +361,7 @@ std::vector<int64_t> RunSample(Rig& rig, const HostTensor& logits, const std::ve
   for (const Draw& d : draws) {
     row.values.push_back(static_cast<double>(d.row));
     temperature.values.push_back(static_cast<double>(d.temperature));
+    top_p.values.push_back(static_cast<double>(d.top_p));
     seed.values.push_back(static_cast<double>(d.seed));
     draw.values.push_back(static_cast<double>(d.draw));
     dest.values.push_back(static_cast<double>(d.dest));
@@ -368,6 +372,7 @@ std::vector<int64_t> RunSample(Rig& rig, const HostTensor& logits, const std::ve
   args.logits = rig.In(logits, layout);
   args.source_row = rig.In(row);
   args.temperature = rig.In(temperature);
+  args.top_p = rig.In(top_p);
   args.seed = rig.In(seed);
   args.draw = rig.In(draw);
   args.dest = rig.In(dest);
@@ -476,12 +481,78 @@ TEST_P(SampleTest, FrequenciesFollowTheSoftmax) {
   }
 }
 
+TEST_P(SampleTest, EveryBackendDrawsTheSameWithTopP) {
+  for (int64_t vocabulary : {1, 2, 7, 100, 1031}) {
+    const HostTensor logits = Random(kF32, {3, vocabulary}, 1, 3.0);
+    Rig rig(GetParam());
+    std::vector<Draw> draws;
+    for (int64_t i = 0; i < 90; ++i) {
+      draws.push_back({i % 3, i % 4 == 0 ? 0.0f : 0.5f + 0.1f * static_cast<float>(i % 10), i * 31,
+                       i / 3, i, 0.1f * static_cast<float>(1 + i % 9)});
+    }
+    draws.push_back({0, 1.0f, 1, 0, 90, 0.0f});
+    draws.push_back({0, 1.0f, 1, 0, 91, 1.5f});
+    const auto tokens = RunSample(rig, logits, draws, 92, kStrided);
+    std::vector<float> row(static_cast<size_t>(vocabulary));
+    for (size_t n = 0; n < draws.size(); ++n) {
+      const Draw& d = draws[n];
+      for (int64_t i = 0; i < vocabulary; ++i) {
+        row[static_cast<size_t>(i)] = static_cast<float>(logits.at(d.row, i));
+      }
+      EXPECT_EQ(tokens[n], SampleRow(row.data(), vocabulary, d.temperature, d.top_p, d.seed,
+                                     static_cast<int32_t>(d.draw)))
+          << n << " of " << vocabulary;
+    }
+    EXPECT_EQ(tokens[90], kInvalidSample);
+    EXPECT_EQ(tokens[91], kInvalidSample);
+  }
+}
+
+TEST_P(SampleTest, TopTokensInOrderWithTheirLogProbabilities) {
+  for (int64_t vocabulary : {1, 5, 64, 1031}) {
+    for (int64_t count : {1, 2, 8}) {
+      HostTensor logits = Random(kF32, {4, vocabulary}, 1, 2.0);
+      for (int64_t i = 0; i < vocabulary; ++i) logits.at(1, i) = 0.25;  // all equal
+      logits.at(2, vocabulary / 2) = kNan;
+      Rig rig(GetParam());
+      TopTokensArgs args;
+      args.logits = rig.In(logits, kStrided);
+      args.source_row = rig.In(Ints({3, 0, 1, 2, 3}));
+      const DeviceTensor& ids = rig.Out(kI32, {5, count});
+      const DeviceTensor& log_probs = rig.Out(kF32, {5, count});
+      args.ids = ids;
+      args.log_probs = log_probs;
+      Must(rig.ops().TopTokens(rig.stream(), args));
+      const HostTensor got_ids = rig.Read(ids);
+      const HostTensor got = rig.Read(log_probs);
+      const std::array<int64_t, 5> rows = {3, 0, 1, 2, 3};
+      std::vector<float> row(static_cast<size_t>(vocabulary));
+      std::vector<int32_t> want_ids(static_cast<size_t>(count));
+      std::vector<float> want(static_cast<size_t>(count));
+      for (int64_t n = 0; n < 5; ++n) {
+        for (int64_t i = 0; i < vocabulary; ++i) {
+          row[static_cast<size_t>(i)] =
+              static_cast<float>(logits.at(rows.at(static_cast<size_t>(n)), i));
+        }
+        TopOfRow(row.data(), vocabulary, count, want_ids.data(), want.data());
+        for (int64_t k = 0; k < count; ++k) {
+          EXPECT_EQ(got_ids.at(n, k), want_ids[static_cast<size_t>(k)]);
+          EXPECT_EQ(static_cast<float>(got.at(n, k)), want[static_cast<size_t>(k)]);
+        }
+      }
+      args.log_probs = rig.Out(kF32, {5, count + 1});
+      EXPECT_TRUE(Refused(rig.ops().TopTokens(rig.stream(), args)));
+    }
+  }
+}
+
 TEST_P(SampleTest, RefusesWhatDoesNotFit) {
   Rig rig(GetParam());
   SampleArgs good;
   good.logits = rig.In(Random(kF32, {2, 4}, 1));
   good.source_row = rig.In(Ints({0, 1}));
   good.temperature = rig.In({kF32, {2}, {0, 0}});
+  good.top_p = rig.In({kF32, {2}, {1, 1}});
   good.seed = rig.In(Ints({1, 2}, DType::kI64));
   good.draw = rig.In(Ints({0, 0}));
   good.dest = rig.In(Ints({0, 1}));
@@ -494,6 +565,7 @@ TEST_P(SampleTest, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused([&](auto& a) { a.logits = rig.In(Random(kBf16, {2, 4}, 1)); }));
   EXPECT_TRUE(refused([&](auto& a) { a.source_row = rig.In(Ints({0})); }));
   EXPECT_TRUE(refused([&](auto& a) { a.temperature = rig.In({kF32, {3}, {0, 0, 0}}); }));
+  EXPECT_TRUE(refused([&](auto& a) { a.top_p = rig.In({kF32, {1}, {1}}); }));
   EXPECT_TRUE(refused([&](auto& a) { a.seed = rig.In(Ints({1, 2})); }));
   EXPECT_TRUE(refused([&](auto& a) { a.draw = rig.In(Ints({1, 2}, DType::kI64)); }));
   EXPECT_TRUE(refused([&](auto& a) { a.tokens = rig.Out(kF32, {2}); }));

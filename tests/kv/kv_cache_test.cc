@@ -665,27 +665,82 @@ TEST(KvCacheFork, SourceIsNotGivenOutInTheSameStep) {
   EXPECT_EQ(cache.free_blocks(), 1u);
 }
 
-TEST(KvCacheFork, CopiesOfAStepTakenBackAreListedAgain) {
-  CheckedCache cache(8, 4);
-  auto a = cache.Open(Text(1, 4));
-  ASSERT_OK(cache.Reserve(*a, 6));
-  auto b = cache.Fork(*a);
-  auto c = cache.Fork(*a);
+TEST(KvCacheReserve, BeamsShareThePromptAndTakeTheirOwnBlocks) {
+  CheckedCache cache(16, 4);
+  auto first = cache.Open(Text(1, 6));  // two prompt blocks
+  ASSERT_OK(cache.Reserve(*first, 6));
+  std::unique_ptr<KvReserve> reserve = cache->SetAside(Modality::kAction, 6, kNow);
+  ASSERT_NE(reserve, nullptr);
+  EXPECT_EQ(cache.held(Modality::kAction), 6u);
+  std::vector<std::unique_ptr<Sequence>> beams;
+  beams.push_back(std::move(first));
+  for (int i = 0; i < 2; ++i) beams.push_back(cache.Fork(*beams[0]));
   std::vector<BlockCopy> copies;
-  KvTransaction transaction = cache->Begin(kNow);
-  ASSERT_OK(transaction.Reserve(*a, 7));
-  ASSERT_OK(transaction.Reserve(*b, 7));
-  copies = std::move(transaction).Commit();
-  ASSERT_EQ(copies.size(), 2u);
-  cache->ReturnCopies(copies);
-  cache.Close(std::move(b));  // its copy is not needed any more
-  std::vector<BlockCopy> again;
-  ASSERT_OK(cache.Reserve(*c, 8, &again));
-  ASSERT_EQ(again.size(), 1u);
-  EXPECT_EQ(again[0].from, copies[0].from);
-  EXPECT_EQ(again[0].to, copies[0].to);
-  ASSERT_OK(cache.Reserve(*c, 9, &again));
-  EXPECT_TRUE(again.empty());
+  for (const auto& beam : beams) ASSERT_OK(cache->Extend(*beam, 7, *reserve, copies));
+  EXPECT_TRUE(copies.empty());  // the prompt ends a block
+  EXPECT_EQ(reserve->blocks(), 3u);
+  EXPECT_EQ(cache.free_blocks(), 16u - 2 - 6);
+  // Beam 1 wins twice: its block is copied for one of the two, the others' go back.
+  std::vector<std::unique_ptr<Sequence>> next;
+  for (const size_t parent : {1u, 1u, 2u}) next.push_back(cache.Fork(*beams[parent]));
+  for (auto& beam : beams) cache->Drop(std::move(beam), *reserve);
+  EXPECT_EQ(reserve->blocks(), 4u);
+  for (const auto& beam : next) ASSERT_OK(cache->Extend(*beam, 8, *reserve, copies));
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0].to, Blocks(*next[0])[2]);
+  EXPECT_EQ(copies[0].from, Blocks(*next[1])[2]);
+  EXPECT_EQ(reserve->blocks(), 3u);
+  for (const auto& beam : next) ASSERT_OK(cache->Extend(*beam, 11, *reserve, copies));
+  EXPECT_EQ(reserve->blocks(), 0u);
+  EXPECT_EQ(cache->Extend(*next[0], 15, *reserve, copies).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache.held(Modality::kAction), 6u);
+  for (auto& beam : next) cache.Close(std::move(beam));
+  EXPECT_EQ(cache.held(Modality::kAction), 0u);
+  reserve = nullptr;
+  EXPECT_EQ(cache.free_blocks(), 16u);
+}
+
+TEST(KvCacheReserve, TakesAllOrNothingAndKeepsWhatOthersHold) {
+  auto quotas = OpenQuotas(8);
+  Of(quotas, Modality::kVision) = {2, 8};
+  Of(quotas, Modality::kAction) = {0, 5};
+  CheckedCache cache(8, 4, quotas);
+  auto old = cache.Open(Text(1, 12));
+  ASSERT_OK(cache.Reserve(*old, 12));
+  cache.Publish(*old, 12);
+  cache.Close(std::move(old));                                      // three idle blocks
+  EXPECT_EQ(cache->SetAside(Modality::kAction, 6, kNow), nullptr);  // its cap
+  EXPECT_EQ(cache->SetAside(Modality::kText, 7, kNow), nullptr);    // vision's floor
+  EXPECT_EQ(cache->stats().partitions[static_cast<size_t>(Modality::kText)].idle, 3u);
+  const auto reserve = cache->SetAside(Modality::kAction, 5, kNow);  // evicts two
+  ASSERT_NE(reserve, nullptr);
+  EXPECT_EQ(cache->stats().partitions[static_cast<size_t>(Modality::kText)].idle, 1u);
+  auto other = cache.Open(Text(50, 4));
+  ASSERT_OK(cache.Reserve(*other, 4));
+  std::vector<BlockCopy> copies;
+  EXPECT_EQ(cache->Extend(*cache.Fork(*other), 40, *reserve, copies).code(),
+            absl::StatusCode::kResourceExhausted);
+  auto half = cache.Open(Text(90, 4));
+  EXPECT_EQ(cache->Extend(*half, 5, *reserve, copies).code(),
+            absl::StatusCode::kFailedPrecondition);  // its prompt has no place yet
+}
+
+TEST(KvCacheReserve, AnswersOfTextAreTheTextPartitions) {
+  CheckedCache cache(8, 4);
+  TimelineBuilder builder(Salt("m"), 4);
+  builder.AddText(Ids(1, 4)).SetAnswer(Modality::kText);
+  auto a = cache.Open(builder.Build());
+  ASSERT_OK(cache.Reserve(*a, 9));
+  EXPECT_EQ(cache.held(Modality::kText), 3u);
+  EXPECT_EQ(cache.held(Modality::kAction), 0u);
+  cache.Publish(*a, 9);
+  // The same prompt with another answer shares its blocks, whatever is asked of it.
+  auto b = cache.Open(Text(1, 5));
+  EXPECT_EQ(b->cached_tokens(), 4u);
+  const auto reserve = cache->SetAside(Modality::kAction, 1, kNow);
+  std::vector<BlockCopy> copies;
+  EXPECT_EQ(cache->Extend(*a, 14, *reserve, copies).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 // ---------------------------------------------------------------- closing

@@ -58,6 +58,7 @@ std::vector<std::shared_ptr<const Timeline>> Prompts(const Geometry& g, std::mt1
     auto ids = Ids(100, 1 + rng() % (3 * g.block_tokens));
     if (rng() % 3 == 0) ids[rng() % ids.size()] = 7;
     builder.AddText(ids);
+    if (rng() % 3 == 0) builder.SetAnswer(Modality::kText);
     prompts.push_back(builder.Build());
   }
   return prompts;
@@ -105,6 +106,12 @@ struct ModelPrompt {
   std::vector<uint32_t> end;
   std::vector<int> prefix;  // equal numbers: equal content so far
   uint32_t tokens = 0;
+  size_t answer = 0;  // modality
+};
+
+struct ModelReserve {
+  size_t modality = 0;
+  std::vector<int> blocks;
 };
 
 struct ModelState {
@@ -112,6 +119,7 @@ struct ModelState {
   std::vector<int> idle;             // oldest first, all partitions
   std::map<int, int> index;          // prefix -> block
   std::map<int, ModelSequence> sequences;
+  std::map<int, ModelReserve> reserves;
   std::array<std::array<uint64_t, kEvictionReasons>, kModalities> evictions{};
   std::array<uint64_t, kModalities> hit{}, miss{};
   std::array<double, kModalities> ema{};
@@ -128,6 +136,7 @@ class NaiveModel {
     for (const auto& t : prompts) {
       ModelPrompt p;
       p.tokens = t->num_tokens();
+      p.answer = static_cast<size_t>(t->answer());
       for (uint32_t i = 0; i < t->blocks().size(); ++i) {
         const TimelineBlock& b = t->blocks()[i];
         p.modality.push_back(static_cast<size_t>(t->segments()[b.segment].modality));
@@ -199,8 +208,7 @@ class NaiveModel {
     while ((s.pages.empty() ? 0 : End(s, s.pages.size() - 1)) < upto) {
       const ModelPrompt& p = prompts_[s.prompt];
       const size_t i = s.pages.size();
-      const int b =
-          Allocate(i < p.end.size() ? p.modality[i] : static_cast<size_t>(Modality::kAction));
+      const int b = Allocate(i < p.end.size() ? p.modality[i] : p.answer);
       if (b < 0) {
         state = before;
         return false;
@@ -210,6 +218,72 @@ class NaiveModel {
     s.reserved = upto;
     if (!s.counted) Count(s);
     return true;
+  }
+
+  // False, and nothing changed, when the blocks are not there.
+  bool SetAside(int id, Modality modality, uint32_t count) {
+    const ModelState before = state;
+    ModelReserve reserve{static_cast<size_t>(modality), {}};
+    for (uint32_t i = 0; i < count; ++i) {
+      reserve.blocks.push_back(Allocate(reserve.modality));
+      if (reserve.blocks.back() >= 0) continue;
+      state = before;
+      return false;
+    }
+    state.reserves[id] = reserve;
+    return true;
+  }
+
+  bool MayExtend(int id, int reserve) {
+    const ModelSequence& s = state.sequences[id];
+    const ModelPrompt& p = prompts_[s.prompt];
+    return s.reserved >= p.tokens && state.reserves[reserve].modality == p.answer;
+  }
+
+  // Copies made; -1, and nothing changed, when the reserve is too small.
+  int Extend(int id, uint32_t upto, int from) {
+    const ModelState before = state;
+    ModelSequence& s = state.sequences[id];
+    std::vector<int>& spare = state.reserves[from].blocks;
+    if (upto <= s.reserved) return 0;
+    int copies = 0;
+    if (s.reserved < End(s, s.pages.size() - 1) && state.blocks[s.pages.back()].refs > 1) {
+      if (spare.empty()) return -1;
+      Unref(s.pages.back());
+      s.pages.back() = spare.back();
+      spare.pop_back();
+      ++copies;
+    }
+    while (End(s, s.pages.size() - 1) < upto) {
+      if (spare.empty()) {
+        state = before;
+        return -1;
+      }
+      s.pages.push_back(spare.back());
+      spare.pop_back();
+    }
+    s.reserved = upto;
+    return copies;
+  }
+
+  void Drop(int id, int to) {
+    const ModelSequence s = state.sequences[id];
+    const ModelPrompt& p = prompts_[s.prompt];
+    ModelReserve& reserve = state.reserves[to];
+    state.sequences.erase(id);
+    for (size_t i = s.pages.size(); i-- > 0;) {
+      const int b = s.pages[i];
+      if (i >= p.end.size() && reserve.modality == p.answer && state.blocks[b].refs == 1) {
+        reserve.blocks.push_back(b);
+      } else {
+        Unref(b);
+      }
+    }
+  }
+
+  void Return(int id) {
+    for (const int b : state.reserves[id].blocks) Unref(b);
+    state.reserves.erase(id);
   }
 
   void Commit() {
@@ -384,15 +458,52 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
   KvCache& cache = **created;
   NaiveModel model(g, prompts);
   std::map<int, std::unique_ptr<Sequence>> live;
+  std::map<int, std::unique_ptr<KvReserve>> reserves;
   int next_id = 0;
-  const auto any = [&] {
-    return std::next(live.begin(), static_cast<std::ptrdiff_t>(rng() % live.size()));
+  const auto any_of = [&](auto& all) {
+    return std::next(all.begin(), static_cast<std::ptrdiff_t>(rng() % all.size()));
   };
+  const auto any = [&] { return any_of(live); };
 
   for (int op = 0; op < operations; ++op) {
     SCOPED_TRACE(testing::Message() << "operation " << op);
-    const uint32_t kind = rng() % 16;
-    if (kind < 3 && live.size() < 8) {
+    const uint32_t kind = rng() % 20;
+    if (kind == 16) {
+      if (reserves.size() < 3 && rng() % 2 == 0) {
+        const auto modality = rng() % 3 == 0 ? Modality::kText : Modality::kAction;
+        const uint32_t blocks = rng() % 6;
+        std::unique_ptr<KvReserve> reserve = cache.SetAside(modality, blocks, kNow);
+        ASSERT_EQ(reserve != nullptr, model.SetAside(next_id, modality, blocks));
+        if (reserve != nullptr) reserves[next_id++] = std::move(reserve);
+      } else if (!reserves.empty() && rng() % 4 == 0) {
+        const auto it = any_of(reserves);
+        model.Return(it->first);
+        reserves.erase(it);
+      }
+    } else if (kind == 17 && !live.empty() && !reserves.empty()) {
+      const auto it = any();
+      const auto from = any_of(reserves);
+      const uint32_t upto = it->second->reserved_tokens() + rng() % (2 * g.block_tokens + 2);
+      std::vector<BlockCopy> copies;
+      const absl::Status status = cache.Extend(*it->second, upto, *from->second, copies);
+      if (model.MayExtend(it->first, from->first)) {
+        const int expected = model.Extend(it->first, upto, from->first);
+        ASSERT_EQ(status.ok(), expected >= 0) << Message(status);
+        ASSERT_EQ(copies.size(), static_cast<size_t>(std::max(expected, 0)));
+      } else {
+        ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      }
+    } else if (kind == 18 && !live.empty() && !reserves.empty()) {
+      const auto it = any();
+      const auto to = any_of(reserves);
+      model.Drop(it->first, to->first);
+      cache.Drop(std::move(it->second), *to->second);
+      live.erase(it);
+    } else if (kind == 19 && !live.empty() && live.size() < 8) {
+      const auto source = any();
+      model.Fork(next_id, source->first);
+      live[next_id++] = cache.Fork(*source->second);
+    } else if (kind < 3 && live.size() < 8) {
       const size_t prompt = rng() % prompts.size();
       const auto found = model.Cached(prompt);
       ASSERT_EQ(cache.CachedTokens(*prompts[prompt]),
@@ -449,6 +560,9 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
         ASSERT_EQ(std::move(transaction).Commit().size(), copies);
       }
     }
+    for (const auto& [id, reserve] : reserves) {
+      ASSERT_EQ(reserve->blocks(), model.state.reserves.at(id).blocks.size());
+    }
     Compare(cache, model, live);
     if (HasFatalFailure()) return;
   }
@@ -459,6 +573,7 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
     live.erase(it);
     Compare(cache, model, live);
   }
+  reserves.clear();
   cache.FlushIdle();
   ASSERT_EQ(cache.stats().free_blocks, g.num_blocks);
 }
@@ -521,7 +636,8 @@ void PipelineTest::Run(uint32_t seed, int operations) {
 
   std::vector<uint64_t> memory(size_t{g.num_blocks} * g.block_tokens, 0);
   std::map<int, Stream> streams;
-  std::deque<Step> queue;  // front: running, it cannot be taken back
+  std::deque<Step> queue;           // front: running, it cannot be taken back
+  std::vector<BlockCopy> returned;  // of a step that was taken back: the next one makes them first
   int next_id = 0;
   const auto slot = [&](const PageRef& page, uint32_t token) -> uint64_t& {
     return memory[static_cast<size_t>(page.block.value()) * g.block_tokens +
@@ -648,7 +764,8 @@ void PipelineTest::Run(uint32_t seed, int operations) {
         }
         if (rng() % 4 == 0) break;  // dropped
         Step step;
-        step.copies = std::move(transaction).Commit();
+        step.copies = std::exchange(returned, {});
+        for (const BlockCopy& copy : std::move(transaction).Commit()) step.copies.push_back(copy);
         ASSERT_OK(cache.CheckInvariants());
         for (const auto& [id, upto] : planned) {
           const auto it = streams.find(id);
@@ -697,7 +814,7 @@ void PipelineTest::Run(uint32_t seed, int operations) {
         if (queue.size() < 2 || rng() % 2 == 0) break;
         const Step step = std::move(queue.back());
         queue.pop_back();
-        cache.ReturnCopies(step.copies);
+        returned.insert(returned.begin(), step.copies.begin(), step.copies.end());
         for (const Item& item : step.items) {
           Stream& s = streams.at(item.stream);
           s.scheduled = item.begin;

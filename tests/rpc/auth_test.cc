@@ -120,6 +120,8 @@ TEST(AuthenticatorTest, RolesReachWhatTheyShould) {
   const std::string unlisted = "/saccade.v1.Inference/AddedLater";
   EXPECT_TRUE(Check(*auth, method::kPredict, {infer}).ok());
   EXPECT_TRUE(Check(*auth, method::kPredict, {admin}).ok());
+  EXPECT_TRUE(Check(*auth, method::kGenerate, {infer}).ok());
+  EXPECT_FALSE(Check(*auth, method::kGenerate, {}).ok());
   EXPECT_TRUE(Check(*auth, kReflectionMethod, {infer}).ok());
   EXPECT_TRUE(Check(*auth, "/grpc.health.v1.Health/Check", {}).ok());
   // Denied unless listed, whatever it looks like.

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -79,11 +81,47 @@ struct FakeModelOptions {
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
+  bool writes_text = true;
   std::shared_ptr<Gate> gate = nullptr;         // passed once per trunk step; null: none
   std::shared_ptr<Gate> encode_gate = nullptr;  // passed once per encode step; null: none
   int32_t nan_token = -1;                       // its embedding is not finite; negative: none
   // What a trunk step ends with instead of running, when not OK; null: nothing.
   std::function<absl::Status()> fault = nullptr;
+};
+
+// A byte is a token; 256 begins a text, 257 ends one, and the action tokens have names.
+class FakeTokenizer final : public Tokenizer {
+ public:
+  FakeTokenizer() {
+    decoding_ = {.supported = true, .mark = "", .space = "", .bytes = true};
+    for (int id = 0; id < kSize; ++id) {
+      if (id < 256) {
+        char name[8];
+        std::snprintf(name, sizeof(name), "<0x%02X>", static_cast<unsigned>(id));
+        names_.emplace_back(name);
+      } else {
+        names_.push_back(StrCat("a", id));
+      }
+    }
+  }
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
+                                              const EncodeOptions&) const override {
+    if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text: not valid UTF-8");
+    std::vector<int32_t> ids = {256};
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  std::optional<int32_t> TokenToId(std::string_view) const override { return std::nullopt; }
+  std::optional<std::string_view> IdToToken(int32_t id) const override {
+    if (id < 0 || id >= kSize) return std::nullopt;
+    return names_[static_cast<size_t>(id)];
+  }
+  int32_t vocab_size() const override { return kSize; }
+  bool IsControl(int32_t id) const override { return id == 256 || id == 257; }
+
+ private:
+  static constexpr int kSize = 288;
+  std::vector<std::string> names_;
 };
 
 class FakeModel final : public Model {
@@ -165,6 +203,18 @@ class FakeModel final : public Model {
     }
     return out;
   }
+  const Tokenizer* tokenizer() const override {
+    return options_.writes_text ? &tokenizer_ : nullptr;
+  }
+  // BOS, the cameras, the rest.
+  absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
+                                         std::span<const uint32_t> cameras) const override {
+    if (ids.empty() || ids.front() != kBos) return InvalidField("token_ids", "must begin with BOS");
+    Prompt prompt = {{Modality::kText, {kBos}, 0}};
+    for (const uint32_t camera : cameras) prompt.push_back({Modality::kVision, {}, camera});
+    prompt.push_back({Modality::kText, {ids.begin() + 1, ids.end()}, 0});
+    return prompt;
+  }
   bool IsActionToken(int32_t id) const override {
     return id >= kFirstAction && id < static_cast<int32_t>(kVocab);
   }
@@ -245,9 +295,7 @@ class FakeModel final : public Model {
     head.y = logits;
     head.bias = head_bias_->View(DType::kF32, {kVocab});
     RETURN_IF_ERROR(ctx.ops.Linear(ctx.stream, head));
-    SampleArgs sample = batch.sample;
-    sample.logits = logits;
-    return ctx.ops.Sample(ctx.stream, sample);
+    return PickTokens(ctx, batch, logits);
   }
 
  private:
@@ -267,6 +315,7 @@ class FakeModel final : public Model {
     spec_.max_positions = 256;
     spec_.vision_tokens = kVisionTokens;
     spec_.max_action_tokens = options_.action_dim;
+    spec_.stop_tokens = {kBos + 1};
     spec_.parameters = kVocab * kHidden * 2;
     spec_.weight_bytes = spec_.parameters * sizeof(float);
   }
@@ -288,6 +337,7 @@ class FakeModel final : public Model {
   }
 
   const FakeModelOptions options_;
+  const FakeTokenizer tokenizer_;
   ModelSpec spec_;
   std::unique_ptr<Buffer> embed_;
   std::unique_ptr<Buffer> head_bias_;

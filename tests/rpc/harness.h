@@ -66,8 +66,8 @@ class TestServer {
     config_.models.resize(1);
     config_.models[0].name = "fake";
     config_.models[0].default_class = "best_effort";
-    config_.limits.acts_per_s = 1e6;
-    config_.limits.frames_per_s = 1e6;
+    config_.limits.acts_per_s = 1e5;
+    config_.limits.frames_per_s = 1e5;
     if (options.config) options.config(config_);
 
     MetricsOptions metrics;
@@ -85,6 +85,7 @@ class TestServer {
     engine.memory = memory_.get();
     engine.step_timeout = options.step_timeout;
     engine.costs = options.costs;
+    engine.max_new_tokens = config_.limits.max_new_tokens;
     for (const ClassConfig& klass : config_.classes) {
       engine.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                 klass.tier, klass.preferred, klass.shares, klass.on_late,

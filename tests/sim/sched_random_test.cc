@@ -97,6 +97,16 @@ void RunScenario(uint64_t seed, Totals& totals) {
     s.samples = random.Chance(0.15) ? 2 + random.Below(2) : 1;
     s.temperature = random.Chance(0.3) ? 0.7f : 0.0f;
     s.seed = random.Below(3);
+    if (random.Chance(0.2)) {
+      for (int32_t i = 0; i < 60; ++i) s.stop_tokens.push_back(i * 16);
+    }
+    if (random.Chance(0.12)) {
+      s.samples = 2 + random.Below(2);
+      s.stop_tokens.resize(std::min<size_t>(s.stop_tokens.size(), 3));
+      s.beams = BeamOptions{.length_penalty = random.Chance(0.5) ? 1.0f : 0.0f,
+                            .early_stopping = random.Chance(0.5),
+                            .results = 1 + random.Below(2)};
+    }
     if (random.Chance(0.3)) s.deadline = Micros(random.Below(400'000));
     return s;
   };

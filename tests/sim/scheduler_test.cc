@@ -37,8 +37,8 @@ TEST(Scheduler, ALoneRequestRunsAtOnce) {
   EXPECT_EQ(sim.steps().size(), 7u);  // encode, prefill and token 0 together; six decodes
   EXPECT_EQ(sim.request(r).first_start, sim.request(r).arrival);
   const Outcome& outcome = *sim.request(r).outcome;
-  EXPECT_EQ(outcome.tokens.size(), 1u);
-  EXPECT_EQ(outcome.tokens[0].size(), 7u);
+  EXPECT_EQ(outcome.answers.size(), 1u);
+  EXPECT_EQ(outcome.answers[0].tokens.size(), 7u);
   EXPECT_EQ(outcome.prompt_tokens[static_cast<size_t>(Modality::kVision)], 32u);
   EXPECT_EQ(outcome.prompt_tokens[static_cast<size_t>(Modality::kText)], 21u);
   EXPECT_FALSE(outcome.frame_cached);
@@ -210,7 +210,7 @@ TEST(Scheduler, SamplesShareThePrefix) {
   EXPECT_EQ(sim.HeldBlocks(), 5u + 5 * 2u);
   sim.RunToIdle();
   ASSERT_TRUE(sim.request(r).ok());
-  const auto tokens = sim.request(r).outcome->tokens;
+  const auto tokens = sim.request(r).tokens();
   ASSERT_EQ(tokens.size(), 5u);
   for (size_t i = 1; i < 5; ++i) EXPECT_NE(tokens[0], tokens[i]);
   EXPECT_EQ(sim.steps().size(), 20u);  // all samples in every step
@@ -224,7 +224,7 @@ TEST(Scheduler, SamplesShareThePrefix) {
                                   .temperature = 1,
                                   .seed = 42});
   sim.RunToIdle();
-  EXPECT_EQ(sim.request(again).outcome->tokens, tokens);
+  EXPECT_EQ(sim.request(again).tokens(), tokens);
 }
 
 // A verified request's taps are the tensors of its steps: nothing else may be in them.

@@ -88,6 +88,16 @@ struct Chain {
     const uint64_t draw = target.temperature > 0 ? Mix(target.seed, target.index) : 0;
     return static_cast<int32_t>(Mix(state, draw) % 1000);
   }
+  // Tokens of a vocabulary of 1000, and log-probabilities that fall.
+  std::vector<ScoredToken> Top(uint32_t count) const {
+    std::vector<ScoredToken> top;
+    float log_prob = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      log_prob -= 0.1F + static_cast<float>(Mix(state, 500 + i) % 1000) / 1000;
+      top.push_back({static_cast<int32_t>((Mix(state, 0) + i * 7) % 1000), log_prob});
+    }
+    return top;
+  }
 };
 inline uint64_t FrameValue(const Content& frame, uint32_t camera) {
   return Mix(Mix(frame.digest.high, frame.digest.low), camera);
@@ -103,9 +113,9 @@ class FakeDevice {
       : options_(options),
         kv_(size_t{options.kv.num_blocks} * options.kv.block_tokens),
         embeddings_(options.embedding_slots),
-        tokens_(size_t{options.sequence_slots} * options.max_action_tokens, -7) {}
+        tokens_(size_t{options.sequence_slots} * kColumns, -7) {}
 
-  void Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows = false);
+  void Run(const StepPlan& plan, StepResult& out, bool lose_rows = false);
   // A slice of the pass failed: one that was queued behind it finds nothing.
   void Fail(const StepPlan& plan) { failed_ = plan.slice.pass; }
 
@@ -118,6 +128,8 @@ class FakeDevice {
     std::vector<uint64_t> inputs;
   };
 
+  // A row reads the token before it and no older one, so few columns do.
+  static constexpr uint32_t kColumns = 2;
   uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
   void ReadInputs(const StepPlan& plan, std::vector<uint64_t>& out) const;
 
@@ -138,6 +150,8 @@ struct Spec {
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;
+  std::vector<int32_t> stop_tokens = {};
+  std::optional<BeamOptions> beams = std::nullopt;
   std::optional<Micros> deadline = std::nullopt;  // from now; the class's when absent
   std::shared_ptr<TapSink> tap = nullptr;
 };
@@ -158,6 +172,11 @@ struct Tracked {
   std::vector<TimePoint> token_times;          // of sample 0
 
   bool ok() const { return outcome && outcome->status.ok(); }
+  std::vector<std::vector<int32_t>> tokens() const {
+    std::vector<std::vector<int32_t>> all;
+    for (const Outcome::Answer& answer : outcome->answers) all.push_back(answer.tokens);
+    return all;
+  }
   Reason reason() const { return GetErrorInfo(outcome ? outcome->status : offered).reason; }
   Micros latency() const { return ToMicros(outcome_at - arrival); }
 };
@@ -304,6 +323,7 @@ class Simulation {
   void Deliver();
   void CheckAll();
   std::vector<std::vector<int32_t>> Expected(const Tracked& request) const;
+  static std::vector<std::vector<int32_t>> ExpectedBeams(const Tracked& r, const Chain& prompt);
   Tracked* Find(RequestId id);
   FakeDevice& DeviceOf(const StepPlan& plan);
 
@@ -355,9 +375,9 @@ inline void FakeDevice::ReadInputs(const StepPlan& plan, std::vector<uint64_t>& 
         out.push_back(static_cast<uint64_t>(item.known_tokens[t - item.begin]));
       } else if (t >= timeline.num_tokens()) {
         ASSERT_TRUE(item.slot.valid());
-        out.push_back(static_cast<uint64_t>(
-            tokens_[static_cast<size_t>(item.slot.value()) * options_.max_action_tokens + t -
-                    timeline.num_tokens()]));
+        out.push_back(
+            static_cast<uint64_t>(tokens_[static_cast<size_t>(item.slot.value()) * kColumns +
+                                          (t - timeline.num_tokens()) % kColumns]));
       } else {
         while (t >= timeline.segments()[segment].end) ++segment;
         const Segment& s = timeline.segments()[segment];
@@ -373,7 +393,7 @@ inline void FakeDevice::ReadInputs(const StepPlan& plan, std::vector<uint64_t>& 
   }
 }
 
-inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out, bool lose_rows) {
+inline void FakeDevice::Run(const StepPlan& plan, StepResult& out, bool lose_rows) {
   for (const BlockCopy& copy : plan.copies) {
     const size_t n = options_.kv.block_tokens;
     std::copy_n(kv_.begin() + static_cast<std::ptrdiff_t>(copy.from.value() * n), n,
@@ -417,9 +437,13 @@ inline void FakeDevice::Run(const StepPlan& plan, std::vector<SampledToken>& out
     }
     for (const SampleTarget& target : item.samples) {
       const int32_t token = chain.Sample(target);
-      tokens_[static_cast<size_t>(target.slot.value()) * options_.max_action_tokens +
-              target.index] = token;
-      out.push_back({item.request, target.sample, target.index, token});
+      tokens_[static_cast<size_t>(target.slot.value()) * kColumns + target.index % kColumns] =
+          token;
+      out.tokens.push_back({item.request, target.sample, target.index, token});
+    }
+    if (item.top) {
+      out.tops.push_back(
+          {item.request, item.top->sample, item.top->index, chain.Top(item.top->count)});
     }
   }
 }
@@ -483,6 +507,8 @@ inline size_t Simulation::Offer(Spec spec) {
   request.samples = spec.samples;
   request.temperature = spec.temperature;
   request.seed = spec.seed;
+  request.stop_tokens = spec.stop_tokens;
+  request.beams = spec.beams;
   request.tap = spec.tap;
   tracked.deadline = request.deadline;
   const Micros of_class = options_.scheduler.classes[spec.klass].deadline;
@@ -681,10 +707,14 @@ inline void Simulation::FinishStep(Worker& worker) {
     DeviceOf(plan).Fail(plan);
   } else {
     if (options_.verify) {
-      DeviceOf(plan).Run(plan, result.tokens, options_.lose_rows);
+      DeviceOf(plan).Run(plan, result, options_.lose_rows);
     } else {
       for (const TrunkItem& item : plan.trunk) {
         if (!plan.slice.last()) break;
+        if (item.top) {
+          result.tops.push_back(
+              {item.request, item.top->sample, item.top->index, Chain().Top(item.top->count)});
+        }
         for (const SampleTarget& target : item.samples) {
           result.tokens.push_back({item.request, target.sample, target.index, 0});
         }
@@ -695,6 +725,9 @@ inline void Simulation::FinishStep(Worker& worker) {
         token.token = -1;
       }
     }
+    for (TopTokens& top : result.tops) {
+      if (non_finite_.contains({top.request.value(), top.sample, top.index})) top.tokens.clear();
+    }
   }
   if (worker.queued) StartStep(worker, *std::exchange(worker.queued, std::nullopt));
   scheduler_->OnStepDone(plan, result, now_);
@@ -702,9 +735,9 @@ inline void Simulation::FinishStep(Worker& worker) {
   for (const TrunkItem& item : plan.trunk) named.insert(item.request.value());
   for (const EncodeItem& item : plan.encodes) named.insert(item.request.value());
   for (const uint64_t id : named) ++Find(RequestId(id))->steps;
-  for (const SampledToken& token : result.tokens) {
+  for (const SampledToken& token : scheduler_->TakeEmitted()) {
     Tracked& r = *Find(token.request);
-    if (r.outcome || token.token < 0) continue;
+    ASSERT_FALSE(r.outcome.has_value()) << "a token after the end";
     ASSERT_EQ(r.streamed[token.sample].size(), token.index) << "a token is lost or repeated";
     r.streamed[token.sample].push_back(token.token);
     if (token.sample == 0) r.token_times.push_back(now_);
@@ -740,9 +773,10 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   for (const TrunkItem& item : plan.trunk) {
     check_request(item.request);
     EXPECT_GT(item.count, 0u);
-    const bool decode = item.slot.valid() && item.count == 1 && !item.samples.empty();
+    const bool wanted = !item.samples.empty() || item.top;
+    const bool decode = item.slot.valid() && item.count == 1 && wanted;
     (decode ? shape.decode_rows : shape.prefill_rows) += item.count;
-    logits += static_cast<uint32_t>(item.samples.size());
+    logits += static_cast<uint32_t>(item.samples.size()) + (item.top ? 1 : 0);
     EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
         << "two items of one sequence in a step";
   }
@@ -839,13 +873,17 @@ inline void Simulation::Deliver() {
     if (!options_.verify) {
       r->spec.timeline = nullptr;
       r->streamed.clear();
-      r->outcome->tokens.clear();
+      r->outcome->answers.clear();
       r->token_times.clear();
     }
     if (!r->outcome->status.ok()) continue;
     if (options_.verify) {
-      EXPECT_EQ(r->outcome->tokens, r->streamed);
-      EXPECT_EQ(r->outcome->tokens, Expected(*r)) << "request " << r->id.value();
+      if (r->spec.beams) {
+        EXPECT_EQ(r->streamed, std::vector<std::vector<int32_t>>(r->spec.samples));
+      } else {
+        EXPECT_EQ(r->tokens(), r->streamed);
+      }
+      EXPECT_EQ(r->tokens(), Expected(*r)) << "request " << r->id.value();
     }
     if (options_.scheduler.classes[r->spec.klass].on_late == OnLate::kReject) {
       EXPECT_LT(now_, r->deadline) << "a late answer passes for one on time";
@@ -866,6 +904,7 @@ inline std::vector<std::vector<int32_t>> Simulation::Expected(const Tracked& r) 
                          : static_cast<uint64_t>(timeline.tokens()[t]));
     }
   }
+  if (r.spec.beams) return ExpectedBeams(r, prompt);
   std::vector<std::vector<int32_t>> tokens(r.spec.samples);
   for (uint32_t sample = 0; sample < r.spec.samples; ++sample) {
     Chain chain = prompt;
@@ -874,15 +913,44 @@ inline std::vector<std::vector<int32_t>> Simulation::Expected(const Tracked& r) 
     target.seed = r.spec.seed;
     // Seeds of further samples are the scheduler's to choose: only greedy ones are known here.
     if (sample > 0 && r.spec.temperature > 0) {
-      tokens[sample] = r.outcome->tokens[sample];
+      tokens[sample] = r.outcome->answers[sample].tokens;
       continue;
     }
     for (uint32_t i = 0; i < r.spec.action_tokens; ++i) {
       target.index = i;
       tokens[sample].push_back(chain.Sample(target));
+      const std::vector<int32_t>& stops = r.spec.stop_tokens;
+      if (std::find(stops.begin(), stops.end(), tokens[sample].back()) != stops.end()) break;
       chain.Push(timeline.num_tokens() + i, static_cast<uint64_t>(tokens[sample].back()));
     }
   }
+  return tokens;
+}
+
+// The search over chains of its own, each computed from the prompt: nothing is shared.
+inline std::vector<std::vector<int32_t>> Simulation::ExpectedBeams(const Tracked& r,
+                                                                   const Chain& prompt) {
+  const uint32_t begin = r.spec.timeline->num_tokens();
+  BeamSearch search(r.spec.samples, *r.spec.beams, r.spec.stop_tokens, r.spec.action_tokens);
+  std::vector<std::vector<int32_t>> live(1);
+  while (!search.over()) {
+    std::vector<std::vector<ScoredToken>> tops;
+    for (const std::vector<int32_t>& tokens : live) {
+      Chain chain = prompt;
+      for (uint32_t i = 0; i < tokens.size(); ++i) {
+        chain.Push(begin + i, static_cast<uint64_t>(tokens[i]));
+      }
+      tops.push_back(chain.Top(search.candidates()));
+    }
+    std::vector<std::vector<int32_t>> next;
+    for (const BeamSearch::Next& n : search.Advance(tops)) {
+      next.push_back(live[n.parent]);
+      next.back().push_back(n.token);
+    }
+    live = std::move(next);
+  }
+  std::vector<std::vector<int32_t>> tokens;
+  for (const BeamSearch::Hypothesis& h : search.Results()) tokens.push_back(h.tokens);
   return tokens;
 }
 

@@ -9,6 +9,9 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DEGRADATION_UNSPECIFIED: Degradation
 DESCRIPTOR: _descriptor.FileDescriptor
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_UNSPECIFIED: FinishReason
 MODALITY_ACTION: Modality
 MODALITY_STATE: Modality
 MODALITY_TEXT: Modality
@@ -123,6 +126,98 @@ class FrameUsed(_message.Message):
     camera: str
     capture_time_ns: int
     def __init__(self, camera: _Optional[str] = ..., capture_time_ns: _Optional[int] = ..., age_us: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ["deadline_us", "early_stopping", "frames", "ignore_eos", "latency_class", "length_penalty", "max_new_tokens", "model", "num_beams", "num_sequences", "seed", "stop_token_ids", "temperature", "text", "token_ids", "top_p"]
+    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    deadline_us: int
+    early_stopping: bool
+    frames: _containers.RepeatedCompositeFieldContainer[VisionFrame]
+    ignore_eos: bool
+    latency_class: str
+    length_penalty: float
+    max_new_tokens: int
+    model: str
+    num_beams: int
+    num_sequences: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    temperature: float
+    text: str
+    token_ids: TokenIds
+    top_p: float
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[VisionFrame, _Mapping]]] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ["result", "token"]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    result: GenerateResult
+    token: GeneratedToken
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., result: _Optional[_Union[GenerateResult, _Mapping]] = ...) -> None: ...
+
+class GenerateResult(_message.Message):
+    __slots__ = ["deadline_met", "deadline_us", "frames", "frames_cached", "late", "latency_class", "sequences", "timings", "tokens"]
+    DEADLINE_MET_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    deadline_met: bool
+    deadline_us: int
+    frames: _containers.RepeatedCompositeFieldContainer[FrameUsed]
+    frames_cached: bool
+    late: bool
+    latency_class: str
+    sequences: _containers.RepeatedCompositeFieldContainer[GeneratedSequence]
+    timings: Timings
+    tokens: _containers.RepeatedCompositeFieldContainer[ModalityTokens]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[GeneratedSequence, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[ModalityTokens, _Mapping]]] = ..., frames_cached: bool = ..., frames: _Optional[_Iterable[_Union[FrameUsed, _Mapping]]] = ..., deadline_us: _Optional[int] = ..., deadline_met: bool = ..., late: bool = ..., latency_class: _Optional[str] = ...) -> None: ...
+
+class GeneratedSequence(_message.Message):
+    __slots__ = ["finish_reason", "log_probability", "score", "text", "token_ids"]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    finish_reason: FinishReason
+    log_probability: float
+    score: float
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., log_probability: _Optional[float] = ..., score: _Optional[float] = ...) -> None: ...
+
+class GeneratedToken(_message.Message):
+    __slots__ = ["index", "sequence", "text", "token_id"]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    sequence: int
+    text: str
+    token_id: int
+    def __init__(self, sequence: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ModalityTokens(_message.Message):
     __slots__ = ["cached", "modality", "total"]
@@ -338,4 +433,7 @@ class Degradation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

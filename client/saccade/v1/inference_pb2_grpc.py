@@ -25,6 +25,11 @@ class InferenceStub(object):
                 request_serializer=saccade_dot_v1_dot_inference__pb2.PredictRequest.SerializeToString,
                 response_deserializer=saccade_dot_v1_dot_inference__pb2.PredictResponse.FromString,
                 )
+        self.Generate = channel.unary_stream(
+                '/saccade.v1.Inference/Generate',
+                request_serializer=saccade_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=saccade_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                )
 
 
 class InferenceServicer(object):
@@ -49,6 +54,16 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """A prompt and maybe frames in, text out: `token` events while it is written, then one `result`,
+        then OK; a request that fails ends the call with its error and no result. Runs on the same
+        trunk, steps and cache as actions. A client that cancels, or goes away, frees all it holds
+        within a step. A model that writes no text is UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +76,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Predict,
                     request_deserializer=saccade_dot_v1_dot_inference__pb2.PredictRequest.FromString,
                     response_serializer=saccade_dot_v1_dot_inference__pb2.PredictResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=saccade_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=saccade_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -104,5 +124,22 @@ class Inference(object):
         return grpc.experimental.unary_unary(request, target, '/saccade.v1.Inference/Predict',
             saccade_dot_v1_dot_inference__pb2.PredictRequest.SerializeToString,
             saccade_dot_v1_dot_inference__pb2.PredictResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/saccade.v1.Inference/Generate',
+            saccade_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            saccade_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -42,14 +42,16 @@ class LatencyClass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., deadline_us: _Optional[int] = ..., tier: _Optional[int] = ..., runs_late: bool = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "pixels_per_s", "session_idle_s", "sessions_per_peer"]
+    __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_beams", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_new_tokens", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "pixels_per_s", "session_idle_s", "sessions_per_peer"]
     ACTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     ACTS_PER_S_FIELD_NUMBER: _ClassVar[int]
     FRAMES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_BEAMS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_INSTRUCTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_INSTRUCTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -60,10 +62,12 @@ class Limits(_message.Message):
     acts_in_flight: int
     acts_per_s: float
     frames_per_s: float
+    max_beams: int
     max_image_bytes: int
     max_instruction_bytes: int
     max_instruction_tokens: int
     max_message_bytes: int
+    max_new_tokens: int
     max_pixels: int
     max_samples: int
     messages_per_s: float
@@ -71,4 +75,4 @@ class Limits(_message.Message):
     pixels_per_s: float
     session_idle_s: float
     sessions_per_peer: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ..., messages_per_s: _Optional[float] = ..., pixels_per_s: _Optional[float] = ..., sessions_per_peer: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_pixels: _Optional[int] = ..., max_instruction_bytes: _Optional[int] = ..., max_instruction_tokens: _Optional[int] = ..., acts_in_flight: _Optional[int] = ..., acts_per_s: _Optional[float] = ..., frames_per_s: _Optional[float] = ..., max_samples: _Optional[int] = ..., session_idle_s: _Optional[float] = ..., outbox_messages: _Optional[int] = ..., messages_per_s: _Optional[float] = ..., pixels_per_s: _Optional[float] = ..., sessions_per_peer: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_beams: _Optional[int] = ...) -> None: ...

@@ -600,6 +600,7 @@ absl::Status CpuOps::Sample(Stream& stream, const SampleArgs& args) const {
   check.Device(args.logits, "logits", {kF32}, {kAnyDim, kAnyDim});
   check.Device(args.source_row, "source_row", {kI32}, {samples});
   check.Device(args.temperature, "temperature", {kF32}, {samples});
+  check.Device(args.top_p, "top_p", {kF32}, {samples});
   check.Device(args.seed, "seed", {DType::kI64}, {samples});
   check.Device(args.draw, "draw", {kI32}, {samples});
   check.Device(args.dest, "dest", {kI32}, {samples});
@@ -614,11 +615,37 @@ absl::Status CpuOps::Sample(Stream& stream, const SampleArgs& args) const {
       const auto* row = reinterpret_cast<const float*>(
           RowOf(args.logits, args.source_row.As<const int32_t>()[n]));
       const float temperature = args.temperature.As<const float>()[n];
+      const float top_p = args.top_p.As<const float>()[n];
       const int32_t token =
-          temperature == 0 ? static_cast<int32_t>(s->kernels().argmax_finite(row, width))
-                           : SampleRow(row, width, temperature, args.seed.As<const int64_t>()[n],
-                                       args.draw.As<const int32_t>()[n]);
+          temperature == 0 && top_p == 1
+              ? static_cast<int32_t>(s->kernels().argmax_finite(row, width))
+              : SampleRow(row, width, temperature, top_p, args.seed.As<const int64_t>()[n],
+                          args.draw.As<const int32_t>()[n]);
       args.tokens.As<int32_t>()[args.dest.As<const int32_t>()[n]] = token;
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CpuOps::TopTokens(Stream& stream, const TopTokensArgs& args) const {
+  CpuStream* s = StreamOf(stream);
+  if (s == nullptr) return NotOurs("TopTokens", "stream");
+  Check check("TopTokens");
+  const int64_t rows = args.ids.dims[0];
+  const int64_t count = args.ids.dims[1];
+  check.Device(args.logits, "logits", {kF32}, {kAnyDim, kAnyDim});
+  check.Device(args.source_row, "source_row", {kI32}, {rows});
+  check.Device(args.ids, "ids", {kI32}, {kAnyDim, kAnyDim});
+  check.Device(args.log_probs, "log_probs", {kF32}, {rows, count});
+  if (!check.ok()) return check.status();
+  return s->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(
+        CheckIndices(args.source_row, rows, 0, args.logits.dims[0], "TopTokens: source_row"));
+    s->core().ParallelFor(rows, [&](int64_t n, void*) {
+      TopOfRow(reinterpret_cast<const float*>(
+                   RowOf(args.logits, args.source_row.As<const int32_t>()[n])),
+               args.logits.dims[1], count, reinterpret_cast<int32_t*>(RowOf(args.ids, n)),
+               reinterpret_cast<float*>(RowOf(args.log_probs, n)));
     });
     return absl::OkStatus();
   });

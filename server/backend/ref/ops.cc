@@ -695,6 +695,7 @@ absl::Status RefOps::Sample(Stream& stream, const SampleArgs& args) const {
   a.logits = bind.Device(args.logits, "logits", {kF32}, {kAnyDim, kAnyDim});
   a.source_row = bind.Device(args.source_row, "source_row", {kI32}, {samples});
   a.temperature = bind.Device(args.temperature, "temperature", {kF32}, {samples});
+  a.top_p = bind.Device(args.top_p, "top_p", {kF32}, {samples});
   a.seed = bind.Device(args.seed, "seed", {DType::kI64}, {samples});
   a.draw = bind.Device(args.draw, "draw", {kI32}, {samples});
   a.dest = bind.Device(args.dest, "dest", {kI32}, {samples});
@@ -705,8 +706,30 @@ absl::Status RefOps::Sample(Stream& stream, const SampleArgs& args) const {
     for (int64_t n = 0; n < samples; ++n) {
       const auto* row = reinterpret_cast<const float*>(RowOf(a.logits, I32At(a.source_row, n)));
       a.tokens.As<int32_t>()[I32At(a.dest, n)] =
-          SampleRow(row, a.logits.dims[1], F32At(a.temperature, n), a.seed.As<const int64_t>()[n],
-                    I32At(a.draw, n));
+          SampleRow(row, a.logits.dims[1], F32At(a.temperature, n), F32At(a.top_p, n),
+                    a.seed.As<const int64_t>()[n], I32At(a.draw, n));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status RefOps::TopTokens(Stream& stream, const TopTokensArgs& args) const {
+  auto* queue = dynamic_cast<RefStream*>(&stream);
+  if (queue == nullptr) return NotOurs("TopTokens", "stream");
+  Binder bind(*queue, "TopTokens");
+  const int64_t rows = args.ids.dims[0];
+  const int64_t count = args.ids.dims[1];
+  TopTokensArgs a = args;
+  a.logits = bind.Device(args.logits, "logits", {kF32}, {kAnyDim, kAnyDim});
+  a.source_row = bind.Device(args.source_row, "source_row", {kI32}, {rows});
+  a.ids = bind.Device(args.ids, "ids", {kI32}, {kAnyDim, kAnyDim});
+  a.log_probs = bind.Device(args.log_probs, "log_probs", {kF32}, {rows, count});
+  return bind.Submit(*queue, [a, rows, count]() -> absl::Status {
+    RETURN_IF_ERROR(CheckIndices(a.source_row, rows, 0, a.logits.dims[0], "TopTokens: source_row"));
+    for (int64_t n = 0; n < rows; ++n) {
+      TopOfRow(reinterpret_cast<const float*>(RowOf(a.logits, I32At(a.source_row, n))),
+               a.logits.dims[1], count, reinterpret_cast<int32_t*>(RowOf(a.ids, n)),
+               reinterpret_cast<float*>(RowOf(a.log_probs, n)));
     }
     return absl::OkStatus();
   });

@@ -23,6 +23,7 @@ class RefOps final : public Ops {
                         TensorView out) const override;
   absl::Status Convert(Stream& stream, TensorView src, TensorView dst) const override;
   absl::Status Sample(Stream& stream, const SampleArgs& args) const override;
+  absl::Status TopTokens(Stream& stream, const TopTokensArgs& args) const override;
   absl::Status CopyBlocks(Stream& stream, KvStorage& kv, TensorView pairs,
                           int32_t count) const override;
   absl::Status ReadKv(Stream& stream, const KvStorage& kv, uint32_t layer, const PagedBatch& batch,

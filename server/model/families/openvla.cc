@@ -22,6 +22,8 @@
 namespace saccade {
 namespace {
 
+constexpr std::string_view kField = "token_ids";
+
 absl::Status DecodeError(Reason reason, std::string_view message) {
   ErrorInfo info;
   info.reason = reason;
@@ -57,6 +59,9 @@ class OpenVla final : public Model {
   absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
   absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const override;
+  const Tokenizer* tokenizer() const override { return &prompt_->tokenizer(); }
+  absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
+                                         std::span<const uint32_t> cameras) const override;
   bool IsActionToken(int32_t id) const override;
   absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
                                             std::string_view statistics_key,
@@ -73,6 +78,7 @@ class OpenVla final : public Model {
  private:
   absl::Status LoadWeights(const Checkpoint& checkpoint);
   void FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
+  absl::Status CheckIds(std::span<const int32_t> ids) const;
   absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, std::string_view field) const;
   absl::Status Project(ExecContext& ctx, Arena& kept, uint32_t begin, uint32_t end,
                        const TensorView& features, std::span<const TensorView> out) const;
@@ -162,8 +168,7 @@ absl::StatusOr<Prompt> OpenVla::BuildPrompt(std::string_view instruction) const 
   return PromptOf(*std::move(ids), "instruction");
 }
 
-absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids) const {
-  constexpr std::string_view kField = "token_ids";
+absl::Status OpenVla::CheckIds(std::span<const int32_t> ids) const {
   if (ids.empty() || ids.front() != prompt_->bos()) {
     return InvalidField(kField, StrCat("the first id must be BOS, ", prompt_->bos()));
   }
@@ -177,6 +182,22 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
                                          spec_.vocab_size, ")"));
     }
   }
+  return absl::OkStatus();
+}
+
+// BOS, the frame if there is one, and the text: the layout of the training prompts.
+absl::StatusOr<Prompt> OpenVla::BuildTextPrompt(std::span<const int32_t> ids,
+                                                std::span<const uint32_t> cameras) const {
+  RETURN_IF_ERROR(CheckIds(ids));
+  Prompt prompt(1);
+  prompt[0].tokens.assign(ids.begin(), ids.begin() + 1);
+  for (const uint32_t camera : cameras) prompt.push_back({Modality::kVision, {}, camera});
+  prompt.push_back({Modality::kText, {ids.begin() + 1, ids.end()}, 0});
+  return prompt;
+}
+
+absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+  RETURN_IF_ERROR(CheckIds(ids));
   std::vector<int32_t> all(ids.begin(), ids.end());
   prompt_->Terminate(all);
   return PromptOf(std::move(all), kField);

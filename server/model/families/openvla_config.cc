@@ -570,6 +570,33 @@ bool IsOpenVla(const Checkpoint& checkpoint) {
   return true;
 }
 
+namespace {
+
+// As generate() of the reference: generation_config.json, else LlamaConfig and its default.
+absl::StatusOr<std::vector<int32_t>> ReadStopTokens(const Checkpoint& checkpoint,
+                                                    const JsonView& text, uint32_t vocab) {
+  constexpr std::string_view kKey = "eos_token_id";
+  constexpr size_t kMost = 16;
+  ASSIGN_OR_RETURN(const std::optional<Json> file,
+                   checkpoint.OptionalJson("generation_config.json"));
+  std::optional<JsonView> generation;
+  if (file) generation.emplace(*file, "generation_config.json");
+  const JsonView& source = generation && generation->Has(kKey) ? *generation : text;
+  if (!source.Has(kKey)) return std::vector<int32_t>{2};
+  ASSIGN_OR_RETURN(const JsonView value, source.Get(kKey));
+  std::vector<int64_t> ids;
+  if (value.json().is_array()) {
+    ASSIGN_OR_RETURN(ids, value.AsInts(0, int64_t{vocab} - 1));
+  } else {
+    ASSIGN_OR_RETURN(const int64_t id, value.AsInt(0, int64_t{vocab} - 1));
+    ids = {id};
+  }
+  if (ids.size() > kMost) return value.Error(StrCat("more than ", kMost, " ids"));
+  return std::vector<int32_t>(ids.begin(), ids.end());
+}
+
+}  // namespace
+
 absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
                                                const Preprocessor& preprocessor) {
   const JsonView config = checkpoint.config_view();
@@ -584,6 +611,7 @@ absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
     if (!text.json().is_object()) return text.Error("expected an object");
   }
   ASSIGN_OR_RETURN(out.llama, ReadLlama(text));
+  ASSIGN_OR_RETURN(out.stop_tokens, ReadStopTokens(checkpoint, text, out.llama.vocab));
   ASSIGN_OR_RETURN(const int64_t positions, text.Int("max_position_embeddings", 1, 1 << 24, 2048));
   ASSIGN_OR_RETURN(const int64_t length, config.Int("llm_max_length", 1, 1 << 24, positions));
   out.max_positions = static_cast<uint32_t>(std::min(positions, length));
@@ -674,6 +702,7 @@ ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config)
   spec.max_positions = config.max_positions;
   spec.vision_tokens = config.vision_tokens();
   spec.max_action_tokens = config.max_action_dim;
+  spec.stop_tokens = config.stop_tokens;
   for (const std::string& name : checkpoint.names()) {
     const absl::StatusOr<TensorView> tensor = checkpoint.Tensor(name);
     if (tensor.ok()) spec.parameters += static_cast<uint64_t>(tensor->numel());

@@ -32,6 +32,7 @@ struct OpenVlaConfig {
   uint32_t action_bins = 0;   // n_action_bins: action ids, one more than there are centres
   uint32_t action_vocab = 0;  // ids of the tokenizer: vocabulary without its padding
   bool vicuna_prompt = false;
+  std::vector<int32_t> stop_tokens;           // that end a text
   std::vector<OpenVlaStatistics> statistics;  // sorted by key
   uint32_t max_action_dim = 0;
 

@@ -26,6 +26,7 @@ class OpenVlaPrompt {
   // Appends the empty token unless it is there.
   void Terminate(std::vector<int32_t>& ids) const;
   int32_t bos() const { return bos_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
 
  private:
   OpenVlaPrompt() = default;

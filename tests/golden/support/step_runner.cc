@@ -1,6 +1,7 @@
 #include "tests/golden/support/step_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -216,6 +217,9 @@ absl::Status StepRunner::Forward(std::span<const Part> parts, TapSink* tap) {
   ASSIGN_OR_RETURN(const TensorView zeros, Put(std::vector<int32_t>(2 * dest.size() + 2, 0)));
   batch.sample.temperature =
       TensorView::Dense(zeros.data, DType::kF32, MemKind::kDevice, {samples});
+  ASSIGN_OR_RETURN(const TensorView ones,
+                   Put(std::vector<int32_t>(dest.size(), std::bit_cast<int32_t>(1.0F))));
+  batch.sample.top_p = TensorView::Dense(ones.data, DType::kF32, MemKind::kDevice, {samples});
   batch.sample.seed = TensorView::Dense(zeros.data, DType::kI64, MemKind::kDevice, {samples});
   batch.sample.tokens = batch.tokens;
   // The head runs only where a row is sampled.
