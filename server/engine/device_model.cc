@@ -100,6 +100,10 @@ absl::StatusOr<std::unique_ptr<Buffer>> DeviceModel::NewBuffer(size_t bytes, Mem
 
 absl::Status DeviceModel::Allocate() {
   const ModelSpec& spec = model_.spec();
+  if (options_.check_pages) {
+    guard_ = std::make_unique<PageGuard>(options_.num_blocks, spec.kv.block_tokens,
+                                         options_.embedding_slots, options_.sequence_slots);
+  }
   ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
   device_bytes_ += size_t{options_.num_blocks} * spec.kv.block_tokens * spec.kv.BytesPerToken();
   ASSIGN_OR_RETURN(embeddings_, NewBuffer(size_t{options_.embedding_slots} * spec.vision_tokens *
@@ -136,6 +140,12 @@ absl::Status DeviceModel::Allocate() {
 }
 
 absl::Status DeviceModel::Run(const StepPlan& plan, StepResult& result) {
+  if (guard_ != nullptr) {
+    const auto* tokens = reinterpret_cast<const int32_t*>(sampled_host_->data());
+    RETURN_IF_ERROR(guard_->Check(plan, [this, tokens](SequenceSlot slot, uint32_t index) {
+      return tokens[TokenCell(slot, index)];
+    }));
+  }
   Arena arena(*arena_buffer_);
   ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
   absl::Status status = RunEncodes(ctx, plan);

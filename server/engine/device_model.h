@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/page_guard.h"
 #include "model/model.h"
 #include "sched/step.h"
 #include "tensor/arena.h"
@@ -20,7 +21,8 @@ struct DeviceModelOptions {
   uint32_t sequence_slots = 0;
   uint32_t max_rows = 0;
   uint32_t max_frames = 0;
-  uint32_t max_logit_rows = 0;  // also the most sequences and samples of a step
+  uint32_t max_logit_rows = 0;     // also the most sequences and samples of a step
+  bool check_pages = kCheckPages;  // every page that is read is the one that the plan means
 };
 
 class DeviceModel {
@@ -61,6 +63,7 @@ class DeviceModel {
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
 
+  std::unique_ptr<PageGuard> guard_;  // null unless pages are checked
   std::unique_ptr<KvStorage> kv_;
   std::unique_ptr<Buffer> embeddings_;  // [embedding_slots * vision_tokens, hidden] F32
   std::unique_ptr<Buffer>

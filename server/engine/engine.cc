@@ -210,6 +210,7 @@ absl::Status Engine::Impl::Start() {
       device.max_rows = options_.max_rows;
       device.max_frames = options_.max_frames;
       device.max_logit_rows = options_.max_logit_rows;
+      device.check_pages = options_.check_pages;
       on_worker[worker].push_back({id, model.instances[i].get(), device});
       LaneOptions lane;
       lane.worker = model.workers[i];

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "engine/page_guard.h"
 #include "kv/timeline.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
@@ -50,6 +51,7 @@ struct EngineOptions {
   uint32_t max_logit_rows = 64;
   uint32_t max_new_tokens = 0;  // of one text; 0: none is written
   size_t inbox_capacity = 4096;
+  bool check_pages = kCheckPages;  // each step, see page_guard.h
 };
 
 // What a request for text asks for, in place of actions.
