@@ -15,7 +15,7 @@ build_packages=(
 )
 # Not the package prometheus: it would start a server on port 9090, now and at every boot. tests/run.sh unpacks its
 # prometheus and promtool under build/ instead. The package systemd starts nothing: its systemd-analyze is wanted.
-test_packages=(clang-format-14 clang-tidy-14 python3-yaml shellcheck systemd yamllint)
+test_packages=(clang-format-14 clang-tidy-14 python3-yaml shellcheck systemd valgrind yamllint)
 
 say() { echo "setup: $*" >&2; }
 fail() {

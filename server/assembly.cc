@@ -104,6 +104,7 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
                                                    " MB hold no block of ", block_bytes, " bytes"));
   }
   options.num_blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, 1u << 20));
+  options.headroom = static_cast<uint32_t>(config.headroom * options.num_blocks);
   for (size_t i = 0; i < kModalities; ++i) {
     const double n = options.num_blocks;
     options.partitions[i].floor = static_cast<uint32_t>(config.partitions[i].floor * n);

@@ -96,6 +96,7 @@ struct KvConfig {
   uint32_t block_tokens = 16;
   uint32_t memory_mb = 256;  // K/V bytes of this model on each backend
   uint32_t blocks = 0;       // that many blocks instead of memory_mb; 0: by memory_mb
+  double headroom = 0.2;     // fraction of the blocks that lower tiers leave when they start
   std::array<PartitionConfig, kModalities> partitions{
       {{0.25, 1.0}, {0.05, 0.75}, {0.0, 0.25}, {0.05, 0.5}}};  // by Modality
 };

@@ -239,6 +239,10 @@ void Describe(V& v, KvConfig& c) {
             c.memory_mb, 1, 4'194'304);
   v.Integer(Key{"blocks", "That many blocks in place of `memory_mb`; 0: as many as fit in it."},
             c.blocks, 0, 16'777'216);
+  v.Real(Key{"headroom",
+             "Fraction of the blocks that a request below tier 0 leaves free, or idle, when it "
+             "starts: tier 0 finds them at once."},
+         c.headroom, 0, 0.9);
   v.Section(Key{"partitions", "Quotas of the modalities in one pool of blocks."}, c.partitions);
 }
 

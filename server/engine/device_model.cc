@@ -155,6 +155,10 @@ absl::Status DeviceModel::Allocate() {
   const ModelSpec& spec = model_.spec();
   const DeviceSizes sizes = SizesOf(spec, options_);
   meta_words_ = sizes.meta_words;
+  if (options_.check_pages) {
+    guard_ = std::make_unique<PageGuard>(options_.num_blocks, spec.kv.block_tokens,
+                                         options_.embedding_slots, options_.sequence_slots);
+  }
   ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
   ASSIGN_OR_RETURN(embeddings_, backend_.Allocate(sizes.embeddings, MemKind::kDevice));
   ASSIGN_OR_RETURN(tokens_, backend_.Allocate(sizes.tokens, MemKind::kDevice));
@@ -188,6 +192,12 @@ absl::StatusOr<LayerRange> DeviceModel::RangeOf(const StepPlan& plan) const {
 }
 
 absl::Status DeviceModel::Run(const StepPlan& plan, StepResult& result) {
+  if (guard_ != nullptr) {
+    const auto* tokens = reinterpret_cast<const int32_t*>(sampled_host_->data());
+    RETURN_IF_ERROR(guard_->Check(plan, [this, tokens](SequenceSlot slot, uint32_t index) {
+      return tokens[TokenCell(slot, index)];
+    }));
+  }
   Arena arena(*arena_buffer_);
   ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
   absl::Status status = RunEncodes(ctx, plan);

@@ -8,6 +8,7 @@
 
 #include "base/memory_budget.h"
 #include "base/status.h"
+#include "engine/page_guard.h"
 #include "model/model.h"
 #include "sched/step.h"
 #include "tensor/arena.h"
@@ -21,8 +22,9 @@ struct DeviceModelOptions {
   uint32_t sequence_slots = 0;
   uint32_t max_rows = 0;
   uint32_t max_frames = 0;
-  uint32_t max_logit_rows = 0;  // also the most sequences and samples of a step
-  uint32_t parking_places = 0;  // of passes that are cut into slices
+  uint32_t max_logit_rows = 0;     // also the most sequences and samples of a step
+  uint32_t parking_places = 0;     // of passes that are cut into slices
+  bool check_pages = kCheckPages;  // every page that is read is the one that the plan means
 };
 
 // Bytes of a device model, weights not included.
@@ -77,6 +79,7 @@ class DeviceModel {
   Staging staging_;
   size_t meta_words_ = 0;  // capacity of the index staging, in 4-byte words
 
+  std::unique_ptr<PageGuard> guard_;  // null unless pages are checked
   std::unique_ptr<KvStorage> kv_;
   std::unique_ptr<Buffer> embeddings_;  // [embedding_slots * vision_tokens, hidden] F32
   std::unique_ptr<Buffer>

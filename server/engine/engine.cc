@@ -331,6 +331,7 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     device.max_rows = options_.max_rows;
     device.max_frames = options_.max_frames;
     device.max_logit_rows = options_.max_logit_rows;
+    device.check_pages = options_.check_pages;
     if (options_.step_ceiling.count() > 0) {
       device.parking_places = ParkingPlaces(options_.classes);
     }

@@ -15,6 +15,7 @@
 #include "base/memory_budget.h"
 #include "base/status.h"
 #include "engine/cost_table.h"
+#include "engine/page_guard.h"
 #include "kv/timeline.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
@@ -59,6 +60,7 @@ struct EngineOptions {
   size_t inbox_capacity = 4096;
   MemoryBudget* memory = nullptr;  // holds what models need; outlives the engine and its models
   CostTable costs;                 // step times of earlier runs; what is not in it is learned
+  bool check_pages = kCheckPages;  // each step, see page_guard.h
 };
 
 // What a request for text asks for, in place of actions.

@@ -129,6 +129,10 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const KvCacheOptions& o
                         absl::StrCat("is ", options.block_tokens, ", allowed is 1 to ",
                                      std::numeric_limits<uint16_t>::max()));
   }
+  if (options.headroom >= options.num_blocks) {
+    return InvalidField("headroom", absl::StrCat("is ", options.headroom, ", the pool has ",
+                                                 options.num_blocks, " blocks"));
+  }
   uint64_t floors = 0;
   for (size_t m = 0; m < kModalities; ++m) {
     const PartitionQuota& quota = options.partitions[m];
@@ -260,6 +264,12 @@ uint32_t KvCache::CachedTokens(const Timeline& timeline) const {
   uint32_t tokens = 0;
   VisitCachedPrefix(timeline, [&](uint32_t i, BlockId) { tokens += timeline.blocks()[i].len; });
   return tokens;
+}
+
+bool KvCache::LeavesHeadroom(uint32_t blocks, uint32_t held_by_it) const {
+  uint64_t held = 0;
+  for (size_t m = 0; m < kModalities; ++m) held += pool_->partition(m).held;
+  return held <= held_by_it || held + blocks + options_.headroom <= pool_->num_blocks();
 }
 
 KvTransaction KvCache::Begin(TimePoint /*now*/) {

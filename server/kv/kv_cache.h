@@ -30,6 +30,9 @@ struct KvCacheOptions {
   uint32_t block_tokens = 16;  // 1 .. 65535; timelines must be cut with the same
   std::array<PartitionQuota, kModalities>
       partitions{};  // floor <= cap; floors sum to num_blocks at most
+  // Watermark, in blocks: work that can wait starts only when as many are left that nobody holds
+  // (free or idle), so that urgent work finds blocks at once. Fewer than num_blocks.
+  uint32_t headroom = 0;
 };
 
 struct PartitionStats {
@@ -187,6 +190,9 @@ class KvCache {
   std::unique_ptr<Sequence> Open(std::shared_ptr<const Timeline> timeline, TimePoint now);
   // Prompt tokens that Open would find, without taking them.
   uint32_t CachedTokens(const Timeline& timeline) const;
+  // Whether work that can wait may take `blocks` more than are held now. Also when nothing at all
+  // is held but `held_by_it`: waiting would bring nothing.
+  bool LeavesHeadroom(uint32_t blocks, uint32_t held_by_it) const;
   KvTransaction Begin(TimePoint now);
   // Tokens [0, tokens) are computed (more than reserved is cut, less than before is nothing): their
   // whole timeline blocks become immutable and shareable. First writer wins: where another block

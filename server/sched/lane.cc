@@ -168,18 +168,29 @@ Lane::Needs Lane::Free() const {
   return free;
 }
 
-bool Lane::TryStart(ActiveRequest& r, TimePoint now) {
-  if (free_slots_.size() < r.request.samples) return false;
+Lane::Start Lane::TryStart(ActiveRequest& r, bool can_wait, TimePoint now) {
+  if (free_slots_.size() < r.request.samples) return Start::kShort;
   std::unique_ptr<Sequence> sequence = kv->Open(r.request.timeline, now);
   const uint32_t cached = sequence->cached_tokens();
   const std::array<uint32_t, kModalities> by_modality = sequence->cached_by_modality();
+  if (can_wait) {
+    uint32_t found = 0;
+    uint32_t needs = AnswerBlocks(r.request, options.kv.block_tokens);
+    for (const TimelineBlock& block : r.request.timeline->blocks()) {
+      ++(block.begin < cached ? found : needs);
+    }
+    if (!kv->LeavesHeadroom(needs, found)) {
+      kv->Close(std::move(sequence), now);
+      return Start::kNoHeadroom;
+    }
+  }
   if (!TakeEmbeddings(r, cached)) {
     kv->Close(std::move(sequence), now);
-    return false;
+    return Start::kShort;
   }
   if (!TakeBlocks(r, std::move(sequence), now)) {
     ReleaseEmbeddings(r);
-    return false;
+    return Start::kShort;
   }
   for (SampleState& sample : r.samples) {
     sample.slot = free_slots_.back();
@@ -196,7 +207,7 @@ bool Lane::TryStart(ActiveRequest& r, TimePoint now) {
       return !e.valid() || frame(e).stage == FrameState::Stage::kReady;
     });
   }
-  return true;
+  return Start::kStarted;
 }
 
 // A place for every frame that rows past the cached prefix read.

@@ -88,8 +88,10 @@ class Lane {
 
   // OK when the request could run alone here; else kNeverFits or INVALID_ARGUMENT.
   absl::Status CheckFits(const Request& request) const;
-  // Takes everything `r` needs. False: something is short, and nothing was taken.
-  bool TryStart(ActiveRequest& r, TimePoint now);
+  // Takes everything `r` needs; when it `can_wait`, only as far as the cache keeps its headroom.
+  // Else something is short, and nothing was taken.
+  enum class Start : uint8_t { kStarted, kShort, kNoHeadroom };
+  Start TryStart(ActiveRequest& r, bool can_wait, TimePoint now);
   // Gives back everything `r` holds. No step in flight names it.
   void Release(ActiveRequest& r, TimePoint now);
   // Gives back everything at a step boundary; `r` waits again and keeps its tokens.

@@ -547,11 +547,15 @@ bool Planner::EnsureStarted(ActiveRequest& r, bool aged) {
   if (r.started) return true;
   if (starts_barred_ || (lower_starts_barred_ && r.klass->tier > 0)) return false;
   if (r.blocked_epoch != lane_->epoch) {
-    if (lane_->TryStart(r, now_) || MakeRoom(r)) {
+    // Whoever has aged goes first for once, and may use the headroom.
+    const bool can_wait = r.klass->tier > 0 && !aged;
+    const Lane::Start start = lane_->TryStart(r, can_wait, now_);
+    if (start == Lane::Start::kStarted || MakeRoom(r, can_wait)) {
       r.blocked_epoch = 0;
       return true;
     }
-    r.blocked_epoch = lane_->epoch;
+    // Ageing may still start what only the headroom holds back.
+    if (start == Lane::Start::kShort) r.blocked_epoch = lane_->epoch;
   }
   // What becomes free is for `r`: nobody less urgent takes it meanwhile.
   (aged ? lower_starts_barred_ : starts_barred_) = true;
@@ -560,7 +564,7 @@ bool Planner::EnsureStarted(ActiveRequest& r, bool aged) {
 
 // Takes resources back from less urgent requests, the least urgent first. A victim that a step in
 // flight names gives them back when that step is done.
-bool Planner::MakeRoom(ActiveRequest& r) {
+bool Planner::MakeRoom(ActiveRequest& r, bool can_wait) {
   const uint32_t tier = r.klass->tier;
   victims_.clear();
   for (ActiveRequest* v : lane_->active) {
@@ -574,7 +578,8 @@ bool Planner::MakeRoom(ActiveRequest& r) {
     return std::tie(a->klass->tier, a->deadline, a->order) >
            std::tie(b->klass->tier, b->deadline, b->order);
   });
-  const Lane::Needs needs = lane_->NeedsOf(r);
+  Lane::Needs needs = lane_->NeedsOf(r);
+  if (can_wait) needs.blocks += lane_->options.kv.headroom;
   Lane::Needs got = lane_->Free();
   const auto enough = [&] {
     return got.blocks >= needs.blocks && got.slots >= needs.slots &&
@@ -607,7 +612,7 @@ bool Planner::MakeRoom(ActiveRequest& r) {
     }
     if (!enough()) continue;
     if (pending) return false;
-    if (lane_->TryStart(r, now_)) return true;
+    if (lane_->TryStart(r, can_wait, now_) == Lane::Start::kStarted) return true;
   }
   return false;
 }

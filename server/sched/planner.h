@@ -98,7 +98,7 @@ class Planner {
   Micros TimeLimit(const Candidate& c);
   void ForceUnit(ActiveRequest& aged);
   bool EnsureStarted(ActiveRequest& r, bool aged);
-  bool MakeRoom(ActiveRequest& r);
+  bool MakeRoom(ActiveRequest& r, bool can_wait);
   Reserve FirstUnit(const ActiveRequest& r) const;
 
   void PlanDecode(ActiveRequest& r, Micros limit);

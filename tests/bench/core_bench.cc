@@ -7,14 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <new>
-#include <vector>
 
 #include "CLI/CLI.hpp"
-#include "kv/kv_cache.h"
 #include "nlohmann/json.hpp"
-#include "sched/scheduler.h"
+#include "tests/bench/core_load.h"
 #include "tests/bench/timing.h"
 
 namespace {
@@ -41,39 +38,8 @@ namespace {
 constexpr double kStepBar = 50;   // microseconds of the scheduler per step
 constexpr double kBlockBar = 1;   // to get and give back one block
 constexpr double kLookupBar = 2;  // to find 20 cached blocks
-constexpr uint32_t kSessions = 256;
 constexpr uint32_t kSteps = 400;
 constexpr uint32_t kRounds = 9;
-
-template <class T>
-T Must(absl::StatusOr<T> value) {
-  if (value.ok()) return std::move(*value);
-  std::cerr << value.status() << "\n";
-  std::exit(2);
-}
-
-std::shared_ptr<const Timeline> Prompt(int32_t seed, uint32_t tokens) {
-  TimelineBuilder builder(DigestBuilder("bench").Finish(), 16);
-  std::vector<int32_t> text(tokens);
-  for (uint32_t i = 0; i < tokens; ++i) text[i] = static_cast<int32_t>(i) * 7919 % 30'000 + seed;
-  builder.AddText(text);
-  return builder.Build();
-}
-
-LaneOptions Lane() {
-  LaneOptions lane;
-  lane.worker = WorkerId(0);
-  lane.model = ModelId(0);
-  lane.kv.num_blocks = 16'384;
-  for (PartitionQuota& quota : lane.kv.partitions) quota = {0, lane.kv.num_blocks};
-  lane.embedding_slots = 64;
-  lane.sequence_slots = 512;
-  lane.max_action_tokens = 64;
-  lane.max_rows = 512;
-  lane.max_frames = 8;
-  lane.max_logit_rows = 64;
-  return lane;
-}
 
 struct StepCost {
   double plan_us = 0;
@@ -83,91 +49,38 @@ struct StepCost {
   double allocations_per_token = 0;
 };
 
-// 256 sessions with a request each, of four classes; whoever ends is followed by the next.
 StepCost MeasureSteps() {
-  SchedulerOptions options;
-  for (uint32_t c = 0; c < 4; ++c) {
-    LatencyClass klass;
-    klass.name = std::string(1, static_cast<char>('a' + c));
-    klass.tier = std::min(c, 2u);
-    klass.deadline = Micros(c == 3 ? 0 : 50'000'000);
-    klass.on_late = OnLate::kRunLate;
-    klass.max_queued = 512;
-    options.classes.push_back(klass);
-  }
-  options.step_ceiling = Micros(10'000);
-  const LaneOptions lane = Lane();
-  const auto scheduler = Must(Scheduler::Create(options, {&lane, 1}));
-  std::vector<std::shared_ptr<const Timeline>> prompts;
-  for (int32_t i = 0; i < 64; ++i) prompts.push_back(Prompt(i, 120));
-  TimePoint now{Micros(1'000'000)};
-  uint64_t next = 1;
+  SchedulerLoad load;
   uint64_t tokens = 0;
-  double offer = 0;
+  uint64_t items = 0;
+  uint64_t offers = 0;
+  double offer_s = 0;
   double plan_s = 0;
   double done_s = 0;
-  uint64_t items = 0;
-  uint64_t live = 0;
-  uint64_t steps = 0;
-  const auto fill = [&] {
-    const uint64_t first = next;
-    offer += CpuSeconds([&] {
-      for (; live < kSessions; ++live, ++next) {
-        Request request;
-        request.id = RequestId(next);
-        request.session = SessionId(next % kSessions);
-        request.model = ModelId(0);
-        request.klass = ClassId(static_cast<int32_t>(next % 4));
-        request.arrival = now;
-        request.timeline = prompts[next % prompts.size()];
-        request.action_tokens = 40;
-        if (!scheduler->Offer(std::move(request), now).ok()) std::exit(2);
-      }
-    });
-    return next - first;
-  };
-  uint64_t offers = fill();
-  // Until the cost model knows the steps and requests are at every stage of their life.
-  const auto run = [&](uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) {
-      std::optional<StepPlan> plan;
-      plan_s += CpuSeconds([&] { plan = scheduler->Plan(WorkerId(0), now, now); });
-      if (!plan) std::exit(2);
-      StepResult result;
-      result.id = plan->id;
-      result.started = now;
-      now += Micros(200 + 50 * plan->shape.prefill_rows + 250 * plan->shape.decode_rows);
-      result.finished = now;
-      for (const TrunkItem& item : plan->trunk) {
-        for (const SampleTarget& target : item.samples) {
-          result.tokens.push_back({item.request, target.sample, target.index, 5});
-        }
-      }
-      items += plan->trunk.size();
-      tokens += result.tokens.size();
-      done_s += CpuSeconds([&] {
-        scheduler->OnStepDone(*plan, result, now);
-        live -= scheduler->TakeOutcomes().size();
-      });
-      ++steps;
-      offers += fill();
+  const auto run = [&] {
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      offer_s += CpuSeconds([&] { offers += load.Fill(); });
+      plan_s += CpuSeconds([&] { load.Plan(); });
+      items += load.items();
+      tokens += load.Execute();
+      done_s += CpuSeconds([&] { load.Done(); });
     }
   };
-  run(kSteps);
+  run();  // until the cost model knows the steps and requests are at every stage of their life
   StepCost best;
   best.plan_us = best.done_us = best.offer_us = 1e9;
   for (uint32_t round = 0; round < kRounds; ++round) {
-    offer = plan_s = done_s = 0;
-    items = steps = offers = tokens = 0;
+    offer_s = plan_s = done_s = 0;
+    items = offers = tokens = 0;
     const uint64_t before = allocations.load();
-    run(kSteps);
+    run();
     const uint64_t made = allocations.load() - before;
-    const double n = static_cast<double>(steps);
-    best.plan_us = std::min(best.plan_us, 1e6 * plan_s / n);
-    best.done_us = std::min(best.done_us, 1e6 * done_s / n);
-    if (offers > 0)
-      best.offer_us = std::min(best.offer_us, 1e6 * offer / static_cast<double>(offers));
-    best.items = static_cast<double>(items) / n;
+    best.plan_us = std::min(best.plan_us, 1e6 * plan_s / kSteps);
+    best.done_us = std::min(best.done_us, 1e6 * done_s / kSteps);
+    if (offers > 0) {
+      best.offer_us = std::min(best.offer_us, 1e6 * offer_s / static_cast<double>(offers));
+    }
+    best.items = static_cast<double>(items) / kSteps;
     best.allocations_per_token = static_cast<double>(made) / static_cast<double>(tokens);
   }
   return best;
@@ -179,46 +92,19 @@ struct KvCost {
 };
 
 KvCost MeasureKv() {
-  constexpr uint32_t kBlocks = 20;
-  constexpr uint32_t kTimes = 2'000;
+  constexpr uint32_t kFinds = 2'000;
+  constexpr uint32_t kChurns = 64;
   KvCost cost;
-  const auto cache = Must(KvCache::Create(Lane().kv));
-  const TimePoint now{Micros(1)};
-  // One token more than 20 blocks: the last block is never looked up.
-  const auto prompt = Prompt(3, kBlocks * 16 + 1);
-  {
-    auto sequence = cache->Open(prompt, now);
-    KvTransaction transaction = cache->Begin(now);
-    if (!transaction.Reserve(*sequence, prompt->num_tokens()).ok()) std::exit(2);
-    std::move(transaction).Commit();
-    cache->Publish(*sequence, prompt->num_tokens(), now);
-    cache->Close(std::move(sequence), now);
-  }
-  // Of another request, equal in content: that is compared after the keys.
-  const auto same = Prompt(3, kBlocks * 16 + 1);
-  uint64_t found = 0;
+  KvLoad load;
   for (uint32_t round = 0; round < kRounds; ++round) {
-    const double s = CpuSeconds([&] {
-      for (uint32_t i = 0; i < kTimes; ++i) found += cache->CachedTokens(*same);
+    const double find_s = CpuSeconds([&] {
+      for (uint32_t i = 0; i < kFinds; ++i) load.Find();
     });
-    cost.lookup_us = std::min(cost.lookup_us, 1e6 * s / kTimes);
-  }
-  if (found != uint64_t{kRounds} * kTimes * kBlocks * 16) std::exit(2);
-  std::vector<std::shared_ptr<const Timeline>> prompts;
-  for (int32_t i = 0; i < 32; ++i) prompts.push_back(Prompt(100 + i, 64 * 16));
-  for (uint32_t round = 0; round < kRounds; ++round) {
-    uint64_t blocks = 0;
-    const double s = CpuSeconds([&] {
-      for (uint32_t i = 0; i < 64; ++i) {
-        auto sequence = cache->Open(prompts[i % prompts.size()], now);
-        KvTransaction transaction = cache->Begin(now);
-        if (!transaction.Reserve(*sequence, 64 * 16).ok()) std::exit(2);
-        std::move(transaction).Commit();
-        cache->Close(std::move(sequence), now);
-        blocks += 64;
-      }
+    cost.lookup_us = std::min(cost.lookup_us, 1e6 * find_s / kFinds);
+    const double churn_s = CpuSeconds([&] {
+      for (uint32_t i = 0; i < kChurns; ++i) load.Churn(i);
     });
-    cost.block_us = std::min(cost.block_us, 1e6 * s / static_cast<double>(blocks));
+    cost.block_us = std::min(cost.block_us, 1e6 * churn_s / (kChurns * KvLoad::kBlocks));
   }
   return cost;
 }

@@ -83,6 +83,7 @@ class Served {
     options.classes = {klass};
     options.step_ceiling = setup.step_ceiling;
     options.max_new_tokens = 64;
+    options.check_pages = true;
     std::vector<std::unique_ptr<Backend>> backends;
     backends.push_back(std::move(backend));
     std::vector<ServedModel> models;

@@ -50,6 +50,30 @@ TEST(KvCacheCreate, RefusesImpossibleOptions) {
             "partitions");
 }
 
+TEST(KvCache, HeadroomCountsWhatNobodyHolds) {
+  KvCacheOptions options;
+  options.num_blocks = 10;
+  options.block_tokens = 4;
+  options.partitions = OpenQuotas(10);
+  options.headroom = 3;
+  const auto cache = KvCache::Create(options).value();
+  EXPECT_TRUE(cache->LeavesHeadroom(10, 0));  // nothing is held
+  const auto prompt = TimelineBuilder(Salt("m"), 4).AddText(Ids(1, 16)).Build();
+  auto sequence = cache->Open(prompt, kNow);
+  KvTransaction transaction = cache->Begin(kNow);
+  ASSERT_OK(transaction.Reserve(*sequence, 16));
+  std::move(transaction).Commit();
+  EXPECT_TRUE(cache->LeavesHeadroom(3, 0));
+  EXPECT_FALSE(cache->LeavesHeadroom(4, 0));
+  EXPECT_TRUE(cache->LeavesHeadroom(4, 4));  // all that is held is its own
+  cache->Publish(*sequence, 16, kNow);
+  auto other = cache->Fork(*sequence);
+  cache->Close(std::move(sequence), kNow);
+  EXPECT_FALSE(cache->LeavesHeadroom(4, 0));
+  cache->Close(std::move(other), kNow);
+  EXPECT_TRUE(cache->LeavesHeadroom(10, 0));  // idle blocks are left
+}
+
 TEST(KvCacheFits, CountsQuotasFloorsAndSamples) {
   auto quotas = OpenQuotas(12);
   Of(quotas, Modality::kVision) = {3, 6};

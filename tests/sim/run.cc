@@ -166,6 +166,7 @@ void Runner::MakeSimulation(bool back_to_back) {
     LaneOptions lane =
         Lane(static_cast<int32_t>(l.worker), static_cast<int32_t>(l.model), l.blocks);
     lane.kv.block_tokens = l.block_tokens;
+    lane.kv.headroom = std::min(l.headroom, l.blocks - 1);
     lane.embedding_slots = l.embeddings;
     lane.sequence_slots = l.slots;
     lane.max_rows = l.rows;

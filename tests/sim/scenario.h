@@ -54,6 +54,7 @@ struct LaneLine {
   uint32_t model = 0;
   uint32_t blocks = 2048;
   uint32_t block_tokens = 16;
+  uint32_t headroom = 0;
   uint32_t embeddings = 64;
   uint32_t slots = 64;
   uint32_t rows = 512;
@@ -69,6 +70,7 @@ struct LaneLine {
     f.Number("model", model, 0, 7);
     f.Number("blocks", blocks, 1, 65'536);
     f.Number("block_tokens", block_tokens, 16, 16);  // all prompts are cut alike
+    f.Number("headroom", headroom, 0, 65'535);
     f.Number("embeddings", embeddings, 1, 4096);
     f.Number("slots", slots, 1, 1024);
     f.Number("rows", rows, 1, 65'536);

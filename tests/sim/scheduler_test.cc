@@ -1186,6 +1186,66 @@ TEST(Scheduler, AControlRequestTakesTheOnlySlot) {
   EXPECT_LE(*sim.request(control).first_start - sim.request(control).arrival, Micros(1'200));
 }
 
+// Lower tiers leave a fifth of the blocks, so that a control request starts with the next step and
+// nobody has to be preempted for it. Without headroom they take all, and lose some again.
+TEST(Scheduler, LowerTiersLeaveHeadroom) {
+  for (const uint32_t headroom : {0U, 20U}) {
+    Options options = DefaultOptions();
+    options.lanes[0] = Lane(0, 0, 100);
+    options.lanes[0].kv.headroom = headroom;
+    options.scheduler.max_wait = Micros(100'000'000);
+    Simulation sim(options);
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < 20; ++i) {  // 1 + 4 + 4 blocks each
+      sim.Offer({.klass = i % 2 == 0 ? kPlanning : kBestEffort,
+                 .timeline = sim.Prompt({}, 64, 10 + i),
+                 .action_tokens = 60});
+    }
+    const TimePoint busy = sim.now() + Micros(60'000);
+    while (sim.now() < busy && sim.Step()) most = std::max(most, sim.HeldBlocks());
+    EXPECT_GT(most, 60u);
+    EXPECT_EQ(most <= 80, headroom == 20) << most;
+    const size_t control = sim.Offer({.klass = kControl,
+                                      .timeline = sim.Prompt({}, 64, 1),
+                                      .action_tokens = 60,
+                                      .deadline = Micros(900'000)});
+    while (!sim.request(control).outcome && sim.Step()) most = std::max(most, sim.HeldBlocks());
+    EXPECT_TRUE(sim.request(control).ok());
+    sim.RunToIdle();
+    size_t resumed = 0;
+    for (const FinishedStep& step : sim.steps()) {
+      for (const TrunkItem& item : step.plan.trunk) resumed += item.known_tokens.empty() ? 0 : 1;
+    }
+    EXPECT_EQ(resumed == 0, headroom == 20);
+    for (const Tracked& r : sim.requests()) EXPECT_TRUE(r.ok());
+  }
+}
+
+// What is larger than the headroom leaves runs alone; behind a busy top tier it ages, and uses the
+// headroom then.
+TEST(Scheduler, HeadroomKeepsNobodyFromRunning) {
+  Options options = DefaultOptions();
+  options.lanes[0] = Lane(0, 0, 40);
+  options.lanes[0].kv.headroom = 30;
+  Simulation sim(options);
+  const size_t alone =
+      sim.Offer({.klass = kBestEffort, .timeline = sim.Prompt({}, 400, 1), .action_tokens = 60});
+  sim.RunToIdle();
+  EXPECT_TRUE(sim.request(alone).ok());
+  const TimePoint until = sim.now() + Micros(2'000'000);
+  std::function<void(uint64_t)> arrive = [&](uint64_t i) {
+    sim.Offer({.klass = kControl, .timeline = sim.Prompt({}, 16, 100 + i), .action_tokens = 16});
+    if (sim.now() < until) sim.After(Micros(3'000), [&arrive, i] { arrive(i + 1); });
+  };
+  arrive(0);
+  sim.RunFor(Micros(20'000));
+  const size_t behind =
+      sim.Offer({.klass = kBestEffort, .timeline = sim.Prompt({}, 200, 2), .action_tokens = 2});
+  sim.RunToIdle();
+  ASSERT_TRUE(sim.request(behind).ok());
+  EXPECT_LT(sim.request(behind).outcome_at, until);
+}
+
 TEST(Scheduler, NoPreemptionWhenItWouldNotHelp) {
   Options options = DefaultOptions();
   options.lanes[0] = Lane(0, 0, 40);

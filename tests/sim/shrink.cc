@@ -178,6 +178,7 @@ Scenario RandomScenario(uint64_t seed) {
       lane.frames = between(1, 6);
       lane.logits = between(4, 32);
       lane.action_tokens = 40;
+      lane.headroom = random.Chance(0.5) ? random.Below(lane.blocks / 2) : 0;
       s.lanes.push_back(lane);
     }
   }

@@ -94,7 +94,7 @@ models:
     dtype: bf16
     default_class: urgent
     invalid_action_tokens: clamp
-    kv: {blocks: 77, block_tokens: 8, partitions: {vision: {floor: 0.5, cap: 0.5}, action: {floor: 0, cap: 0.125}}}
+    kv: {blocks: 77, block_tokens: 8, headroom: 0.125, partitions: {vision: {floor: 0.5, cap: 0.5}, action: {floor: 0, cap: 0.125}}}
     vision_cache_frames: 5
     action_space: {steps: 2, dt_s: 0.05, relative: true, dims: [{name: x, unit: m}, {name: grip}]}
   - {name: b, path: ../b, backend: fast, default_class: "urgent"}
@@ -128,6 +128,7 @@ scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1, max_wai
   EXPECT_EQ(a.dtype, ComputeType::kBf16);
   EXPECT_EQ(a.invalid_action_tokens, InvalidActionTokens::kClamp);
   EXPECT_EQ(a.kv.blocks, 77u);
+  EXPECT_DOUBLE_EQ(a.kv.headroom, 0.125);
   EXPECT_DOUBLE_EQ(a.kv.partitions[0].floor, 0.5);
   EXPECT_DOUBLE_EQ(a.kv.partitions[3].cap, 0.125);
   ASSERT_TRUE(a.action_space.has_value());
