@@ -19,10 +19,31 @@
 #include <set>
 #include <vector>
 
+#include "tests/kv/kv_random.h"
 #include "tests/kv/kv_testing.h"
 
 namespace saccade {
 namespace {
+
+// Where the choices come from: a seed, or the bytes of a fuzzer, one each, until there are none.
+class Choices {
+ public:
+  explicit Choices(uint32_t seed) : rng_(seed) {}
+  explicit Choices(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+
+  uint32_t operator()() {
+    if (!bytes_) return static_cast<uint32_t>(rng_());
+    if (bytes_->empty()) return 0;
+    const uint8_t byte = bytes_->front();
+    bytes_ = bytes_->subspan(1);
+    return byte;
+  }
+  bool done() const { return bytes_ && bytes_->empty(); }
+
+ private:
+  std::mt19937 rng_;
+  std::optional<std::span<const uint8_t>> bytes_;
+};
 
 struct Geometry {
   const char* name;
@@ -45,7 +66,7 @@ const std::vector<Geometry>& Geometries() {
 }
 
 // Prompts that share prefixes in many ways; lengths follow the block size.
-std::vector<std::shared_ptr<const Timeline>> Prompts(const Geometry& g, std::mt19937& rng) {
+std::vector<std::shared_ptr<const Timeline>> Prompts(const Geometry& g, Choices& rng) {
   const std::vector<ContentRef> frames = {Frame(1), Frame(2), Frame(3)};
   std::vector<std::shared_ptr<const Timeline>> prompts;
   for (int i = 0; i < 14; ++i) {
@@ -322,17 +343,8 @@ class NaiveModel {
   std::vector<ModelPrompt> prompts_;
 };
 
-class NaiveModelTest : public testing::TestWithParam<size_t> {
- protected:
-  void Run(uint32_t seed, int operations);
-
- private:
-  void Compare(const KvCache& cache, const NaiveModel& model,
-               const std::map<int, std::unique_ptr<Sequence>>& live);
-};
-
-void NaiveModelTest::Compare(const KvCache& cache, const NaiveModel& model,
-                             const std::map<int, std::unique_ptr<Sequence>>& live) {
+void Compare(const KvCache& cache, const NaiveModel& model,
+             const std::map<int, std::unique_ptr<Sequence>>& live) {
   ASSERT_OK(cache.CheckInvariants());
   const KvStats stats = cache.stats();
   ASSERT_EQ(stats.free_blocks, model.Free());
@@ -370,10 +382,8 @@ void NaiveModelTest::Compare(const KvCache& cache, const NaiveModel& model,
   }
 }
 
-void NaiveModelTest::Run(uint32_t seed, int operations) {
-  const Geometry& g = Geometries()[GetParam()];
-  SCOPED_TRACE(testing::Message() << g.name << ", seed " << seed);
-  std::mt19937 rng(seed);
+void RunNaiveModel(const Geometry& g, Choices rng, int operations) {
+  SCOPED_TRACE(g.name);
   const auto prompts = Prompts(g, rng);
   KvCacheOptions options;
   options.num_blocks = g.num_blocks;
@@ -389,7 +399,7 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
     return std::next(live.begin(), static_cast<std::ptrdiff_t>(rng() % live.size()));
   };
 
-  for (int op = 0; op < operations; ++op) {
+  for (int op = 0; op < operations && !rng.done(); ++op) {
     SCOPED_TRACE(testing::Message() << "operation " << op);
     const uint32_t kind = rng() % 16;
     if (kind < 3 && live.size() < 8) {
@@ -450,7 +460,7 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
       }
     }
     Compare(cache, model, live);
-    if (HasFatalFailure()) return;
+    if (testing::Test::HasFatalFailure()) return;
   }
   while (!live.empty()) {
     const auto it = live.begin();
@@ -463,8 +473,13 @@ void NaiveModelTest::Run(uint32_t seed, int operations) {
   ASSERT_EQ(cache.stats().free_blocks, g.num_blocks);
 }
 
+class NaiveModelTest : public testing::TestWithParam<size_t> {};
+
 TEST_P(NaiveModelTest, EverythingAgrees) {
-  for (uint32_t seed = 1; seed <= 8 && !HasFailure(); ++seed) Run(seed, 2000);
+  for (uint32_t seed = 1; seed <= 8 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    RunNaiveModel(Geometries()[GetParam()], Choices(seed), 2000);
+  }
 }
 
 std::string GeometryName(const testing::TestParamInfo<size_t>& info) {
@@ -501,15 +516,8 @@ struct Step {
   std::vector<Item> items;
 };
 
-class PipelineTest : public testing::TestWithParam<size_t> {
- protected:
-  void Run(uint32_t seed, int operations);
-};
-
-void PipelineTest::Run(uint32_t seed, int operations) {
-  const Geometry& g = Geometries()[GetParam()];
-  SCOPED_TRACE(testing::Message() << g.name << ", seed " << seed);
-  std::mt19937 rng(seed);
+void RunPipeline(const Geometry& g, Choices rng, int operations) {
+  SCOPED_TRACE(g.name);
   const auto prompts = Prompts(g, rng);
   KvCacheOptions options;
   options.num_blocks = g.num_blocks;
@@ -587,7 +595,7 @@ void PipelineTest::Run(uint32_t seed, int operations) {
     cache.Publish(*it->second.sequence, it->second.done, kNow);
   };
 
-  for (int op = 0; op < operations; ++op) {
+  for (int op = 0; op < operations && !rng.done(); ++op) {
     SCOPED_TRACE(testing::Message() << "operation " << op);
     switch (rng() % 8) {
       case 0:
@@ -710,11 +718,23 @@ void PipelineTest::Run(uint32_t seed, int operations) {
   }
 }
 
+class PipelineTest : public testing::TestWithParam<size_t> {};
+
 TEST_P(PipelineTest, TheDeviceReadsWhatWasComputed) {
-  for (uint32_t seed = 1; seed <= 8 && !HasFailure(); ++seed) Run(seed, 4000);
+  for (uint32_t seed = 1; seed <= 8 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    RunPipeline(Geometries()[GetParam()], Choices(seed), 4000);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Geometries, PipelineTest, testing::Range<size_t>(0, 7), GeometryName);
 
 }  // namespace
+
+void RunKvOperations(std::span<const uint8_t> bytes) {
+  if (bytes.empty()) return;
+  const Geometry& g = Geometries()[(bytes[0] >> 1) % Geometries().size()];
+  (bytes[0] & 1 ? RunPipeline : RunNaiveModel)(g, Choices(bytes.subspan(1)), 1'000);
+}
+
 }  // namespace saccade
