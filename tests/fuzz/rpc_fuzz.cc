@@ -25,6 +25,7 @@
 #include "backend/ref/ref_backend.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "rpc/grpc_log.h"
 #include "rpc/predict_core.h"
 #include "rpc/session_core.h"
 #include "tests/rpc/fake_model.h"
@@ -409,7 +410,9 @@ void Run(World& world, std::span<const uint8_t> bytes) {
 }  // namespace saccade::testing
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  return saccade::InitLogging({.level = saccade::LogLevel::kError}).ok() ? 0 : 1;
+  if (!saccade::InitLogging({.level = saccade::LogLevel::kError}).ok()) return 1;
+  saccade::RouteGrpcLog();
+  return 0;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
