@@ -81,7 +81,7 @@ run_pytest() { # BUILD-FOLDER FOLDER...
 configure_and_build() { # PRESET TARGET...
   local preset=$1
   shift
-  [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset" || fail "cmake failed for $preset"
+  [[ build/$preset/build.ninja -nt CMakePresets.json ]] || cmake --preset "$preset" || fail "cmake failed for $preset"
   cmake --build "build/$preset" ${1:+--target "$@"} || fail "the $preset build failed"
 }
 
