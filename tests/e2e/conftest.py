@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,9 @@ sys.path.insert(0, str(ROOT / "client"))
 from saccade import Client  # noqa: E402
 
 BINARY = os.environ.get("SACCADE_SERVER", str(ROOT / "build" / "release" / "saccade-server"))
+
+
+SANITIZER_REPORT = re.compile(r"\b(Address|Leak|Thread)Sanitizer\b|: runtime error: ")
 
 
 def free_port() -> int:
@@ -102,11 +106,13 @@ models:
         return self.process.wait(20)
 
     def close(self) -> None:
-        """Ends it for sure."""
+        """Ends it for sure. Fails when a sanitizer it was built with had something to report."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        log = self.log()
         self.folder.cleanup()
+        assert not SANITIZER_REPORT.search(log), log
 
 
 @pytest.fixture(scope="module")

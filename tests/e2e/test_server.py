@@ -178,6 +178,20 @@ def test_a_grpc_deadline_is_the_requests_deadline(server: RunningServer) -> None
         assert client.predict(frames[0], instructions[0], timeout_s=20).deadline_s <= 21
 
 
+def test_bytes_that_are_no_message_are_an_error_and_no_line_in_the_log(
+    server: RunningServer,
+) -> None:
+    before = server.log()
+    with grpc.insecure_channel(server.address) as channel:
+        predict = channel.unary_unary("/saccade.v1.Inference/Predict")
+        for payload in (b"\xff", b"\x0a\x02\xff\xfe"):  # the second: a name that is not UTF-8
+            with pytest.raises(grpc.RpcError) as refused:
+                predict(payload, timeout=20)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "no message of this call" in refused.value.details()
+    assert server.log() == before
+
+
 def test_a_vanished_client_frees_everything(server: RunningServer) -> None:
     frames, _, instructions = recorded()
     channel = grpc.insecure_channel(server.address)

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "tests/sim/sched_random.h"
 #include "tests/sim/sim.h"
 
 namespace saccade::sim {
@@ -75,9 +76,7 @@ Options RandomOptions(Random& random) {
   return options;
 }
 
-void RunScenario(uint64_t seed, Totals& totals) {
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  Random random(seed);
+void RunScenario(Random random, Totals& totals) {
   const Options options = RandomOptions(random);
   Simulation sim(options);
   const uint32_t models = static_cast<uint32_t>(options.lanes.back().model.value()) + 1;
@@ -111,7 +110,7 @@ void RunScenario(uint64_t seed, Totals& totals) {
     return s;
   };
   constexpr size_t kRequests = 90;
-  while (sim.requests().size() < kRequests && !testing::Test::HasFailure()) {
+  while (sim.requests().size() < kRequests && !testing::Test::HasFailure() && !random.done()) {
     const uint32_t burst = random.Chance(0.1) ? 1 + random.Below(15) : 1;
     for (uint32_t i = 0; i < burst; ++i) sim.Offer(spec());
     const size_t some = random.Below(static_cast<uint32_t>(sim.requests().size()));
@@ -181,7 +180,8 @@ TEST(RandomScenario, NothingIsLostAndEverythingIsGivenBack) {
       std::max<uint64_t>(150, more == nullptr ? 0 : std::strtoull(more, nullptr, 10));
   Totals totals;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    RunScenario(seed, totals);
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    RunScenario(Random(seed), totals);
     if (HasFailure()) FAIL() << "seed " << seed;
   }
   // The scenarios reach what they are meant to reach.
@@ -199,4 +199,10 @@ TEST(RandomScenario, NothingIsLostAndEverythingIsGivenBack) {
 }
 
 }  // namespace
+
+void RunSchedulerOperations(std::span<const uint8_t> bytes) {
+  Totals totals;
+  RunScenario(Random(bytes), totals);
+}
+
 }  // namespace saccade::sim

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -36,17 +37,26 @@ inline uint64_t Mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// Deterministic on every platform.
+// Deterministic on every platform: from a seed, or from the bytes of a fuzzer, one for each number.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t Next() { return state_ = Mix(state_, 1); }
+  explicit Random(std::span<const uint8_t> bytes) : state_(0), bytes_(bytes) {}
+  uint64_t Next() {
+    if (!bytes_) return state_ = Mix(state_, 1);
+    if (bytes_->empty()) return ~uint64_t{0};  // no chance of anything
+    const uint8_t byte = bytes_->front();
+    bytes_ = bytes_->subspan(1);
+    return Mix(byte, 1);
+  }
+  bool done() const { return bytes_ && bytes_->empty(); }
   uint32_t Below(uint32_t n) { return n == 0 ? 0 : static_cast<uint32_t>((Next() >> 32) % n); }
   double Uniform() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
   bool Chance(double p) { return Uniform() < p; }
 
  private:
   uint64_t state_;
+  std::optional<std::span<const uint8_t>> bytes_;
 };
 
 // What a step really takes, in microseconds.
