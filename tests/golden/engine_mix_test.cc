@@ -108,7 +108,8 @@ class Mixes : public testing::TestWithParam<Setup> {
   }
 
   ContentRef MakeFrame(uint32_t picture) const {
-    const ModelSpec& spec = engine_->models().front().spec();
+    const ModelRef served = engine_->models().front();
+    const ModelSpec& spec = served->spec();
     auto frame = std::make_shared<Content>();
     frame->width = spec.cameras.front().width;
     frame->height = spec.cameras.front().height;
@@ -122,8 +123,9 @@ class Mixes : public testing::TestWithParam<Setup> {
   // Request `which` of the distinct ones; `builder` gives its timeline a salt.
   ActRequest RequestOf(uint32_t which, TimelineBuilder builder, const ContentRef& frame) const {
     std::mt19937 rng(1000 + which);
-    const ModelSpec& spec = engine_->models().front().spec();
-    const Model& model = *engine_->models().front().instances.front();
+    const ModelRef served = engine_->models().front();
+    const ModelSpec& spec = served->spec();
+    const Model& model = *served->instances.front();
     const Prompt prompt = model.BuildPrompt(kWords[which % std::size(kWords)]).value();
     for (const PromptSegment& segment : prompt) {
       if (segment.modality == Modality::kVision) {
@@ -171,7 +173,7 @@ class Mixes : public testing::TestWithParam<Setup> {
   const Answer& Alone(uint32_t which) {
     if (const auto it = alone_.find(which); it != alone_.end()) return it->second;
     const TimelineBuilder builder(DigestBuilder("alone").Field(uint64_t{which}).Finish(),
-                                  engine_->models().front().kv.block_tokens);
+                                  engine_->models().front()->kv.block_tokens);
     const ContentRef frame = MakeFrame(which / 2 % kFrames);
     auto sink = Submit(RequestOf(which, builder, frame)).second;
     const absl::StatusOr<ActResult> result = sink->Take();
@@ -209,7 +211,7 @@ TEST_P(Mixes, CachedIsUncachedBitForBit) {
     for (uint32_t n = 1 + rng() % 6; n > 0; --n) {
       const uint32_t which = rng() % kDistinct;
       ActRequest request =
-          RequestOf(which, engine_->NewTimeline(ModelId(0)), frames_[which / 2 % kFrames]);
+          RequestOf(which, engine_->models().front()->NewTimeline(), frames_[which / 2 % kFrames]);
       request.session = SessionId(rng() % 4);
       request.klass = ClassId(static_cast<int32_t>(rng() % 2));
       auto [id, sink] = Submit(std::move(request));
