@@ -192,7 +192,7 @@ absl::StatusOr<LayerRange> DeviceModel::RangeOf(const StepPlan& plan) const {
 }
 
 absl::Status DeviceModel::Run(const StepPlan& plan, StepResult& result) {
-  if (guard_ != nullptr) {
+  if (guard_ != nullptr && plan.slice.first()) {
     const auto* tokens = reinterpret_cast<const int32_t*>(sampled_host_->data());
     RETURN_IF_ERROR(guard_->Check(plan, [this, tokens](SequenceSlot slot, uint32_t index) {
       return tokens[TokenCell(slot, index)];

@@ -29,7 +29,8 @@ TEST(RandomScenarios, HoldEveryInvariant) {
 }
 
 // A device that loses a row of a prompt's later chunks answers wrongly: what is left of a big
-// scenario is one client whose prompt is read in two steps.
+// scenario is one client whose prompt is read in two steps, or whose second request finds the first
+// part of it in the cache.
 TEST(Shrinking, FindsTheCoreOfAFault) {
   const RunFaults faults{.lose_rows = true};
   const auto fails = [&](const Scenario& s) { return !RunScenario(s, faults).ok(); };
@@ -42,7 +43,7 @@ TEST(Shrinking, FindsTheCoreOfAFault) {
   EXPECT_TRUE(fails(small));
   EXPECT_TRUE(RunScenario(small).ok()) << "it fails without the fault, too:\n" << text;
   ASSERT_EQ(small.clients.size(), 1u) << text;
-  EXPECT_EQ(small.clients[0].count, 1u) << text;
+  EXPECT_LE(small.clients[0].count, 2u) << text;
   EXPECT_EQ(small.clients[0].samples, 1u) << text;
   EXPECT_TRUE(small.events.empty()) << text;
   EXPECT_TRUE(small.changes.empty()) << text;
