@@ -157,7 +157,7 @@ absl::StatusOr<ActRequest> Serving::PrepareText(SessionId id, const v1::Generate
   ASSIGN_OR_RETURN(
       const ClassId klass,
       catalog()->FindClass(request.latency_class(),
-                          TextClass(engine_.classes(), model->default_class), "latency_class"));
+                           TextClass(engine_.classes(), model->default_class), "latency_class"));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadPrompt(*tokenizer, request));
   ASSIGN_OR_RETURN(const std::vector<std::optional<Frame>> frames,
                    ReadFrames(*model, request, received));

@@ -58,7 +58,8 @@ class Device {
     options.max_frames = 2;
     options.max_logit_rows = 8;
     options.check_pages = check;
-    model_ = DeviceModel::Create(*Tiny().backend, *stream_, *Tiny().model, options, nullptr).value();
+    model_ =
+        DeviceModel::Create(*Tiny().backend, *stream_, *Tiny().model, options, nullptr).value();
   }
 
   KvCache& cache() { return *cache_; }
