@@ -136,7 +136,7 @@ class Engine::Impl {
   };
   struct WorkerState {
     // Oldest first: the running step, then a queued one. Outlives the worker, which borrows them.
-    std::deque<std::unique_ptr<const WorkerStep>> outstanding;
+    std::deque<std::unique_ptr<WorkerStep>> outstanding;
     std::unique_ptr<Worker> worker;
     TimePoint free_at{};  // predicted end of what it has
     int failures = 0;     // in a row
@@ -752,7 +752,7 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
 void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
   if (state.outstanding.empty() || state.outstanding.front()->plan.id != message.result.id) return;
-  const std::unique_ptr<const WorkerStep> done = std::move(state.outstanding.front());
+  const std::unique_ptr<WorkerStep> done = std::move(state.outstanding.front());
   const StepPlan& plan = done->plan;
   state.outstanding.pop_front();
   if (state.lost) {
@@ -798,6 +798,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   } else if (++state.failures >= kFailuresUntilLost) {
     LoseWorker(message.worker, now);
   }
+  scheduler_->Recycle(std::move(done->plan));
 }
 
 void Engine::Impl::LoseWorker(WorkerId id, TimePoint now) {
@@ -897,7 +898,7 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       MarkStarted(*plan);
       std::shared_ptr<DeviceModel> device = DeviceOf(*plan);
       state.outstanding.push_back(
-          std::make_unique<const WorkerStep>(WorkerStep{*std::move(plan), std::move(device)}));
+          std::make_unique<WorkerStep>(WorkerStep{*std::move(plan), std::move(device)}));
       state.worker->Submit(state.outstanding.back().get());
     }
   }

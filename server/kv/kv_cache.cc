@@ -65,15 +65,20 @@ Sequence::~Sequence() {
 }
 
 std::vector<PageRef> Sequence::PageTable(uint32_t upto) const {
-  upto = std::min(upto, reserved_tokens_);
   std::vector<PageRef> table;
+  PageTable(upto, table);
+  return table;
+}
+
+void Sequence::PageTable(uint32_t upto, std::vector<PageRef>& table) const {
+  upto = std::min(upto, reserved_tokens_);
+  table.clear();
   table.reserve(pages_.size());
   for (size_t i = 0; i < pages_.size() && pages_[i].begin < upto; ++i) {
     const uint32_t end = i + 1 < pages_.size() ? std::min(pages_[i + 1].begin, upto) : upto;
     table.push_back(
         {pages_[i].block, static_cast<uint16_t>(end - pages_[i].begin), pages_[i].begin});
   }
-  return table;
 }
 
 KvTransaction::KvTransaction(KvTransaction&& other) noexcept

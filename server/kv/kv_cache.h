@@ -111,6 +111,7 @@ class Sequence {
   // Page table covering tokens [0, upto); upto <= reserved_tokens() (more is cut). Blocks planned
   // by an open transaction appear once it is committed.
   std::vector<PageRef> PageTable(uint32_t upto) const;
+  void PageTable(uint32_t upto, std::vector<PageRef>& table) const;  // in the memory of `table`
 
  private:
   friend class KvCache;

@@ -333,7 +333,11 @@ bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
 // ------------------------------------------------------------------------------------- one step
 
 void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged) {
-  plan_ = StepPlan();
+  Recycle(std::exchange(plan_, StepPlan()));
+  if (!spare_plans_.empty()) {
+    plan_ = std::move(spare_plans_.back());
+    spare_plans_.pop_back();
+  }
   plan_.id = id_;
   plan_.worker = lane_->options.worker;
   plan_.model = lane_->options.model;
@@ -809,12 +813,12 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) --count;
   if (count == 0) return;
 
-  TrunkItem item;
+  TrunkItem item = TakeItem();
   item.request = r.request.id;
   item.timeline = r.request.timeline;
   item.begin = begin;
   item.count = count;
-  item.pages = r.samples[0].sequence->PageTable(begin + count);
+  r.samples[0].sequence->PageTable(begin + count, item.pages);
   item.embeddings.resize(segments.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].begin < begin + count && segments[i].end > begin) {
@@ -836,15 +840,49 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
+TrunkItem Planner::TakeItem() {
+  if (spare_items_.empty()) return {};
+  TrunkItem item = std::move(spare_items_.back());
+  spare_items_.pop_back();
+  return item;
+}
+
+void Planner::Recycle(StepPlan plan) {
+  constexpr size_t kPlans = 4;
+  constexpr size_t kItems = 1024;
+  for (TrunkItem& old : plan.trunk) {
+    if (spare_items_.size() >= kItems) break;
+    TrunkItem item;
+    const auto keep = [](auto& to, auto& from) {
+      from.clear();
+      to = std::move(from);
+    };
+    keep(item.pages, old.pages);
+    keep(item.embeddings, old.embeddings);
+    keep(item.known_tokens, old.known_tokens);
+    keep(item.samples, old.samples);
+    spare_items_.push_back(std::move(item));
+  }
+  if (spare_plans_.size() >= kPlans) return;
+  StepPlan empty;
+  plan.trunk.clear();
+  plan.encodes.clear();
+  plan.copies.clear();
+  empty.trunk = std::move(plan.trunk);
+  empty.encodes = std::move(plan.encodes);
+  empty.copies = std::move(plan.copies);
+  spare_plans_.push_back(std::move(empty));
+}
+
 // The next `count` answer rows of a sample. Its last open row is a decode row.
 void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
   const uint32_t prompt = r.prompt_tokens();
-  TrunkItem item;
+  TrunkItem item = TakeItem();
   item.request = r.request.id;
   item.timeline = r.request.timeline;
   item.begin = prompt + sample.planned_rows;
   item.count = count;
-  item.pages = sample.sequence->PageTable(item.begin + count);
+  sample.sequence->PageTable(item.begin + count, item.pages);
   item.embeddings.resize(r.request.timeline->segments().size());
   item.slot = sample.slot;
   item.tap = r.request.tap;

@@ -41,6 +41,8 @@ class Planner {
   // The next step of `worker`, and its record; nothing when no work can go on.
   std::optional<StepPlan> Plan(WorkerState& worker, StepId id, TimePoint now, TimePoint start,
                                InFlightStep& record);
+  // Takes back what a plan that is done with was made of, so that the next ones need no new memory.
+  void Recycle(StepPlan plan);
 
  private:
   enum class Kind : uint8_t { kDecode, kEncode, kPrefill };
@@ -132,7 +134,11 @@ class Planner {
   uint32_t RowsLeft() const;
   uint32_t LogitRowsLeft() const;
 
+  TrunkItem TakeItem();  // as new, in old memory
+
   const SchedulerOptions& options_;
+  std::vector<TrunkItem> spare_items_;  // empty but for their memory
+  std::vector<StepPlan> spare_plans_;
 
   // Of the plan being made.
   WorkerState* worker_ = nullptr;

@@ -79,6 +79,7 @@ class Scheduler::Impl {
   bool ShouldRevoke(const StepPlan& queued, TimePoint now) const;
   void OnStepRevoked(const StepPlan& plan, TimePoint now);
   void OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now);
+  void Recycle(StepPlan plan) { planner_.Recycle(std::move(plan)); }
   void Fail(RequestId id, absl::Status status, TimePoint now);
   void FailSession(SessionId id, const absl::Status& status, TimePoint now);
   void OnWorkerLost(WorkerId id, TimePoint now);
@@ -1207,6 +1208,7 @@ bool Scheduler::ShouldRevoke(const StepPlan& queued, TimePoint now) const {
 void Scheduler::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   impl_->OnStepRevoked(plan, now);
 }
+void Scheduler::Recycle(StepPlan plan) { impl_->Recycle(std::move(plan)); }
 void Scheduler::OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now) {
   impl_->OnStepDone(plan, result, now);
 }

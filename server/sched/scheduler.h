@@ -158,6 +158,8 @@ class Scheduler {
   // it is plannable again.
   void OnStepRevoked(const StepPlan& plan, TimePoint now);
   void OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now);
+  // Of a step that is done, taken back or lost; only spares memory.
+  void Recycle(StepPlan plan);
   // Ends a request early: cancellation, an invalid token, a dead client. Its blocks are freed when
   // no step names them.
   void Fail(RequestId id, absl::Status status, TimePoint now);

@@ -106,6 +106,7 @@ class SchedulerLoad {
   }
   void Done() {
     scheduler_->OnStepDone(*plan_, result_, now_);
+    scheduler_->Recycle(*std::move(plan_));
     live_ -= scheduler_->TakeOutcomes().size();
   }
   size_t items() const { return plan_->trunk.size(); }
