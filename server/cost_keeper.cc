@@ -57,7 +57,7 @@ void CostKeeper::Save() {
   if (!costs.ok()) return;  // the engine has ended
   // Entries of other models and settings stay, while there is room.
   if (known_.size() + costs->size() > kMaxCostEntries) known_.clear();
-  for (auto& [key, model] : *costs) known_.insert_or_assign(key, std::move(model));
+  for (const auto& [key, model] : *costs) known_.insert_or_assign(key, model);
   if (const absl::Status status = SaveCostFile(path_, known_); !status.ok()) {
     LogWarn("step times are not kept", {{"error", FromAbsl(status.message())}});
   }

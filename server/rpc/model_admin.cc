@@ -80,15 +80,14 @@ void ModelAdmin::Put(Job job) {
       info.reason = Reason::kQueueFull;
       refused = MakeError(absl::StatusCode::kResourceExhausted,
                           StrCat(kMaxWaiting, " loads and unloads wait already"), info);
-    } else {
+    }
+    if (refused.ok()) {
       jobs_.push_back(std::move(job));
+      wake_.notify_all();
+      return;
     }
   }
-  if (!refused.ok()) {
-    job.done(refused);
-    return;
-  }
-  wake_.notify_all();
+  job.done(refused);
 }
 
 void ModelAdmin::Stop() {
@@ -259,8 +258,8 @@ absl::Status ModelAdmin::RunUnload(const v1::UnloadModelRequest& request) {
   for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) {
     stream->NotifyModel(id, v1::NOTICE_KIND_MODEL_UNLOADING, "the model is being unloaded");
   }
-  RETURN_IF_ERROR(Retire(std::move(served), id, front_->clock().Now() + grace,
-                         Unloaded(request.name(), "was unloaded")));
+  RETURN_IF_ERROR(
+      Retire(served, id, front_->clock().Now() + grace, Unloaded(request.name(), "was unloaded")));
   LogInfo("model unloaded on request", {{"model", request.name()}});
   return absl::OkStatus();
 }
@@ -292,13 +291,13 @@ absl::StatusOr<v1::Model> ModelAdmin::RunReload(const v1::ReloadModelRequest& re
     std::this_thread::sleep_for(kPoll);
   }
   RETURN_IF_ERROR(
-      Retire(std::move(served), id, until, Unloaded(request.name(), "was replaced by a new load")));
+      Retire(served, id, until, Unloaded(request.name(), "was replaced by a new load")));
   LogInfo("model reloaded on request", {{"model", config.name}, {"path", config.path}});
   return model;
 }
 
-absl::Status ModelAdmin::Retire(std::weak_ptr<const ServedModel> model, ModelId id, TimePoint until,
-                                const absl::Status& why) {
+absl::Status ModelAdmin::Retire(const std::weak_ptr<const ServedModel>& model, ModelId id,
+                                TimePoint until, const absl::Status& why) {
   for (const std::shared_ptr<SessionCore>& stream : front_->Streams()) stream->CloseModel(id, why);
   RETURN_IF_ERROR(service_->engine().Unload(id, stopping() ? front_->clock().Now() : until, why));
   const TimePoint give_up = front_->clock().Now() + kFreeing;

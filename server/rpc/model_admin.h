@@ -65,7 +65,7 @@ class ModelAdmin {
   // Makes, loads and offers it.
   absl::StatusOr<v1::Model> Bring(const ModelConfig& config);
   // Ends the sessions of what is offered no more, and frees it.
-  absl::Status Retire(std::weak_ptr<const ServedModel> model, ModelId id, TimePoint until,
+  absl::Status Retire(const std::weak_ptr<const ServedModel>& model, ModelId id, TimePoint until,
                       const absl::Status& why);
 
   const std::shared_ptr<Front> front_;
