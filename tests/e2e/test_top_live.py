@@ -130,6 +130,8 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            # A test run in the background has it ignored, and hands that down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         self.seen = b""
@@ -187,7 +189,8 @@ def test_a_terminal_is_redrawn_resized_and_left_as_it_was(
         small = frames(terminal.seen)[-1]
         assert len(small) <= 12 and max(len(line) for line in small) <= 40
         os.kill(terminal.process.pid, number)
-        while terminal.process.poll() is None and terminal.read():
+        end = time.monotonic() + 20
+        while terminal.process.poll() is None and terminal.read() and time.monotonic() < end:
             pass
         assert terminal.process.wait(20) == 0
         while terminal.read() and not terminal.seen.rstrip().endswith(b"\x1b[?1049l"):
