@@ -654,9 +654,9 @@ TimePoint Engine::Impl::NextWake() const {
   TimePoint wake = std::min(scheduler_->NextWake(), watch_due_);
   if (stats_dirty_) wake = std::min(wake, stats_due_);
   for (const DrainMessage& drain : drains_) wake = std::min(wake, drain.until);
-  const TimePoint now = clock_.Now();
   for (const UnloadMessage& unload : unloads_) {
-    if (unload.until > now) wake = std::min(wake, unload.until);  // else it waits for a step
+    if (unload.until > clock_.Now())
+      wake = std::min(wake, unload.until);  // else it waits for a step
   }
   return wake;
 }

@@ -3,13 +3,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/out_of_memory.h"
-#include "base/strings.h"
 #include "model/text_decoder.h"
 
 namespace saccade {
 
-// Engine thread only.
+// Called by the holder of the engine's turn.
 class GenerateCore::Flight final : public ResponseSink {
  public:
   Flight(std::shared_ptr<GenerateCore> core, TextInfo info)
@@ -45,35 +43,15 @@ class GenerateCore::Flight final : public ResponseSink {
 };
 
 GenerateCore::GenerateCore(std::shared_ptr<Serving> service, SessionLease lease, GeneratePort* port)
-    : service_(std::move(service)), id_(lease.id()), lease_(std::move(lease)), port_(port) {}
+    : OneShotCore(std::move(service), std::move(lease)), port_(port) {}
 
 void GenerateCore::Start(absl::StatusOr<v1::GenerateRequest> request, uint64_t pixels,
                          const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
                          TimePoint call_deadline, MemoryHold memory) {
-  if (!request.ok()) {
-    service_->CountRefused(request.status());
-    Finish(request.status());
-    return;
-  }
-  service_->decoding().Run(
-      account, Serving::DecodeSize(pixels),
-      [self = shared_from_this(), request = *std::move(request), received, call_deadline,
-       memory = std::make_shared<MemoryHold>(std::move(memory))] {
-        if (self->cancelled()) {  // it went away while it waited
-          self->Finish(absl::CancelledError("the call was cancelled"));
-          return;
-        }
-        const absl::Status status =
-            CatchOutOfMemory([&] { return self->Submit(request, received, call_deadline); });
-        if (status.ok()) return;
-        self->service_->CountRefused(status);
-        self->Finish(status);
-      });
-}
-
-bool GenerateCore::cancelled() {
-  const std::lock_guard lock(mu_);
-  return cancelled_;
+  Decode(std::move(request), pixels, account, std::move(memory),
+         [this, received, call_deadline](const v1::GenerateRequest& complete) {
+           return Submit(complete, received, call_deadline);
+         });
 }
 
 absl::Status GenerateCore::Submit(const v1::GenerateRequest& request, TimePoint received,
@@ -82,10 +60,7 @@ absl::Status GenerateCore::Submit(const v1::GenerateRequest& request, TimePoint 
   ASSIGN_OR_RETURN(ActRequest act,
                    service_->PrepareText(id_, request, received, call_deadline, info));
   act.sink = std::make_shared<Flight>(shared_from_this(), std::move(info));
-  ASSIGN_OR_RETURN(const RequestId id, service_->engine().Submit(std::move(act)));
-  const std::lock_guard lock(mu_);
-  if (cancelled_) service_->engine().Cancel(id);
-  return absl::OkStatus();
+  return Hand(std::move(act));
 }
 
 void GenerateCore::Send(const v1::GenerateResponse& response) {
@@ -120,14 +95,6 @@ void GenerateCore::OnWriteDone(bool ok) {
   outbox_.pop_front();
   if (!ok) outbox_.clear();  // the call is over; OnCancelled tells the engine
   PumpLocked();
-}
-
-void GenerateCore::OnCancelled() {
-  {
-    const std::lock_guard lock(mu_);
-    cancelled_ = true;
-  }
-  service_->engine().CancelSession(id_);
 }
 
 void GenerateCore::Detach() {

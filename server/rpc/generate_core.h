@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/clock.h"
 #include "base/fair_executor.h"
 #include "base/status.h"
+#include "rpc/one_shot_core.h"
 #include "rpc/serving.h"
 
 namespace saccade {
@@ -24,7 +24,7 @@ class GeneratePort {
   virtual void Finish(const absl::Status& status) = 0;  // once, with no write outstanding
 };
 
-class GenerateCore : public std::enable_shared_from_this<GenerateCore> {
+class GenerateCore : public OneShotCore<GenerateCore> {
  public:
   GenerateCore(std::shared_ptr<Serving> service, SessionLease lease, GeneratePort* port);
 
@@ -33,28 +33,22 @@ class GenerateCore : public std::enable_shared_from_this<GenerateCore> {
              const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
              TimePoint call_deadline, MemoryHold memory = {});
   void OnWriteDone(bool ok);
-  // The client is gone or the call's deadline passed.
-  void OnCancelled();
   // The transport is gone; nothing is sent any more.
   void Detach();
 
  private:
+  friend OneShotCore<GenerateCore>;
   class Flight;
-  bool cancelled();
   absl::Status Submit(const v1::GenerateRequest& request, TimePoint received,
                       TimePoint call_deadline);
   void Send(const v1::GenerateResponse& response);
   void Finish(const absl::Status& status);
   void PumpLocked();
 
-  const std::shared_ptr<Serving> service_;
-  const SessionId id_;
-  std::mutex mu_;
-  SessionLease lease_;
+  // Under mu_.
   GeneratePort* port_;              // null once detached
   std::deque<std::string> outbox_;  // the front is the write in progress while writing_
   bool writing_ = false;
-  bool cancelled_ = false;
   bool finish_sent_ = false;
   std::optional<absl::Status> finished_;
 };

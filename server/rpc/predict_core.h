@@ -2,17 +2,17 @@
 // PredictCore: one Predict call without its transport: a session that lives for one request.
 #include <functional>
 #include <memory>
-#include <mutex>
 
 #include "base/clock.h"
 #include "base/fair_executor.h"
 #include "base/status.h"
 #include "rpc/codec.h"
+#include "rpc/one_shot_core.h"
 #include "rpc/serving.h"
 
 namespace saccade {
 
-class PredictCore : public std::enable_shared_from_this<PredictCore> {
+class PredictCore : public OneShotCore<PredictCore> {
  public:
   // Called exactly once, from any thread, also from inside Start.
   using Done = std::function<void(const absl::StatusOr<v1::PredictResponse>&)>;
@@ -25,24 +25,17 @@ class PredictCore : public std::enable_shared_from_this<PredictCore> {
   void Start(absl::StatusOr<v1::PredictRequest> request, uint64_t pixels,
              const std::shared_ptr<FairExecutor::Account>& account, TimePoint received,
              TimePoint call_deadline, MemoryHold memory = {});
-  // The client is gone or the call's deadline passed.
-  void OnCancelled();
   // The transport is gone; Done is not called any more.
   void Detach();
 
  private:
+  friend OneShotCore<PredictCore>;
   class Flight;
-  bool cancelled();
   absl::Status Submit(const v1::PredictRequest& request, TimePoint received,
                       TimePoint call_deadline);
   void Finish(const absl::StatusOr<v1::PredictResponse>& response);
 
-  const std::shared_ptr<Serving> service_;
-  const SessionId id_;
-  std::mutex mu_;
-  SessionLease lease_;
-  Done done_;
-  bool cancelled_ = false;
+  Done done_;  // under mu_
 };
 
 }  // namespace saccade

@@ -68,6 +68,25 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
   return reactor;
 }
 
+// A call that may go on.
+struct Entry {
+  std::shared_ptr<Serving> service;
+  SessionLease lease;
+};
+
+absl::StatusOr<Entry> Enter(Front& front, const grpc::CallbackServerContext& context,
+                            std::string_view method, std::string_view peer) {
+  RETURN_IF_ERROR(AuthorizeCall(front, context, method));
+  absl::StatusOr<std::shared_ptr<Serving>> service = front.Enter();
+  absl::StatusOr<SessionLease> lease =
+      service.ok() ? (*service)->sessions().Admit(PeerAddress(peer)) : service.status();
+  if (lease.ok()) return Entry{*std::move(service), *std::move(lease)};
+  if (front.metrics() != nullptr) {
+    front.metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
+  }
+  return lease.status();
+}
+
 class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public StreamPort {
  public:
@@ -75,23 +94,12 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       : front_(std::move(front)), context_(context) {}
 
   void Begin() {
-    if (const absl::Status allowed = AuthorizeCall(*front_, *context_, method::kSession);
-        !allowed.ok()) {
-      ServerBidiReactor::Finish(ToGrpc(allowed));
+    absl::StatusOr<Entry> call = Enter(*front_, *context_, method::kSession, context_->peer());
+    if (!call.ok()) {
+      ServerBidiReactor::Finish(ToGrpc(call.status()));
       return;
     }
-    absl::StatusOr<std::shared_ptr<Serving>> service = front_->Enter();
-    absl::StatusOr<SessionLease> lease =
-        service.ok() ? (*service)->sessions().Admit(PeerAddress(context_->peer()))
-                     : service.status();
-    if (!lease.ok()) {
-      if (front_->metrics() != nullptr) {
-        front_->metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
-      }
-      ServerBidiReactor::Finish(ToGrpc(lease.status()));
-      return;
-    }
-    core_ = std::make_shared<SessionCore>(*std::move(service), *std::move(lease),
+    core_ = std::make_shared<SessionCore>(std::move(call->service), std::move(call->lease),
                                           DeadlineOf(*context_, front_->clock()));
     front_->Add(core_);
     core_->Start(this);
@@ -144,30 +152,11 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   grpc::ByteBuffer outgoing_;
 };
 
-// A call without a session that may go on.
-struct OneShot {
-  std::shared_ptr<Serving> service;
-  SessionLease lease;
-};
-
-absl::StatusOr<OneShot> Enter(Front& front, const grpc::CallbackServerContext& context,
-                              std::string_view method, std::string_view peer) {
-  RETURN_IF_ERROR(AuthorizeCall(front, context, method));
-  absl::StatusOr<std::shared_ptr<Serving>> service = front.Enter();
-  absl::StatusOr<SessionLease> lease =
-      service.ok() ? (*service)->sessions().Admit(PeerAddress(peer)) : service.status();
-  if (lease.ok()) return OneShot{*std::move(service), *std::move(lease)};
-  if (front.metrics() != nullptr) {
-    front.metrics()->Refuse(static_cast<Reason>(ErrorDetailOf(lease.status()).reason()));
-  }
-  return lease.status();
-}
-
 // Its message, with the pixels it brings taken from the address's rate.
 template <class Request>
-absl::StatusOr<Request> ReadOneShot(Front& front, const OneShot& call,
-                                    const grpc::ByteBuffer& bytes, std::string_view peer,
-                                    TimePoint received, uint64_t& pixels, MemoryHold& memory) {
+absl::StatusOr<Request> ReadOneShot(Front& front, const Entry& call, const grpc::ByteBuffer& bytes,
+                                    std::string_view peer, TimePoint received, uint64_t& pixels,
+                                    MemoryHold& memory) {
   ASSIGN_OR_RETURN(memory, front.AdmitMessage(bytes.Length()));
   ASSIGN_OR_RETURN(Request request, Parse<Request>(bytes));
   pixels = call.service->PixelsToDecode(request);
@@ -184,7 +173,7 @@ class PredictReactor final : public grpc::ServerUnaryReactor {
   void Begin(const grpc::ByteBuffer& bytes) {
     const TimePoint received = front_->clock().Now();
     const std::string peer = context_->peer();
-    absl::StatusOr<OneShot> call = Enter(*front_, *context_, method::kPredict, peer);
+    absl::StatusOr<Entry> call = Enter(*front_, *context_, method::kPredict, peer);
     if (!call.ok()) {
       Finish(ToGrpc(call.status()));
       return;
@@ -230,7 +219,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void Begin(const grpc::ByteBuffer& bytes) {
     const TimePoint received = front_->clock().Now();
     const std::string peer = context_->peer();
-    absl::StatusOr<OneShot> call = Enter(*front_, *context_, method::kGenerate, peer);
+    absl::StatusOr<Entry> call = Enter(*front_, *context_, method::kGenerate, peer);
     if (!call.ok()) {
       ServerWriteReactor::Finish(ToGrpc(call.status()));
       return;

@@ -256,6 +256,25 @@ absl::Status Serving::CheckFrame(const v1::VisionFrame& frame, std::string_view 
   return absl::OkStatus();
 }
 
+absl::Status Serving::EachFrame(const ModelSpec& spec,
+                                const google::protobuf::RepeatedPtrField<v1::VisionFrame>& frames,
+                                const ReadEach& read) {
+  std::vector<bool> seen(spec.cameras.size(), false);
+  if (static_cast<size_t>(frames.size()) > seen.size()) {
+    return InvalidField("frames", StrCat("has ", frames.size(), " frames, the model has ",
+                                         seen.size(), " cameras"));
+  }
+  for (int i = 0; i < frames.size(); ++i) {
+    const std::string prefix = StrCat("frames[", i, "]");
+    const std::string field = Path(prefix, "camera");
+    ASSIGN_OR_RETURN(const uint32_t camera, FindCamera(spec, frames[i].camera(), field));
+    if (seen[camera]) return InvalidField(field, StrCat("a second frame of camera ", camera));
+    seen[camera] = true;
+    RETURN_IF_ERROR(read(camera, frames[i], prefix));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t camera,
                                          const v1::VisionFrame& frame, TimePoint received,
                                          std::string_view prefix) {
@@ -295,8 +314,7 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
                                                     std::string_view prefix) {
   // Sessions are made here, for offered models.
   ModelMetrics* const metrics = static_cast<const OfferedModel&>(session.model()).metrics;
-  if (metrics != nullptr) metrics->frames_received->Increment();
-  const auto publish = [&]() -> absl::StatusOr<Session::Fate> {
+  absl::StatusOr<Session::Fate> fate = CountFrame(metrics, [&]() -> absl::StatusOr<Session::Fate> {
     RETURN_IF_ERROR(session.TakeFrameToken(received));
     ASSIGN_OR_RETURN(const uint32_t camera,
                      session.FindCamera(frame.camera(), Path(prefix, "camera")));
@@ -306,12 +324,9 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     RETURN_IF_ERROR(session.TakePixels(pixels, received));
     ASSIGN_OR_RETURN(Frame ready, ReadFrame(session.model(), camera, frame, received, prefix));
     return session.Publish(camera, std::move(ready));
-  };
-  absl::StatusOr<Session::Fate> fate = publish();
-  if (metrics == nullptr) return fate;
-  if (!fate.ok()) {
-    metrics->RejectFrame(static_cast<Reason>(ErrorDetailOf(fate.status()).reason()));
-  } else if (*fate == Session::Fate::kStale) {
+  });
+  if (metrics == nullptr || !fate.ok()) return fate;
+  if (*fate == Session::Fate::kStale) {
     metrics->frames_stale->Increment();
   } else if (*fate == Session::Fate::kReplacedUnused) {
     metrics->frames_superseded->Increment();

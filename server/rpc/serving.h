@@ -3,6 +3,7 @@
 // one-shot calls above it only move them. Models and limits change while it runs: each change makes
 // a new immutable snapshot, and whoever has the old one goes on with it.
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -122,6 +123,13 @@ class Serving {
   // A frame gave way to a newer one before it was decoded.
   static void CountSuperseded(const OfferedModel& model);
   // One message or request was refused before the engine saw it.
+  // The frames of a call without a session, each of another camera of the model: read(camera,
+  // frame, prefix) for one after the other. INVALID_ARGUMENT names "frames" or "frames[i].camera".
+  using ReadEach =
+      std::function<absl::Status(uint32_t, const v1::VisionFrame&, const std::string&)>;
+  static absl::Status EachFrame(const ModelSpec& spec,
+                                const google::protobuf::RepeatedPtrField<v1::VisionFrame>& frames,
+                                const ReadEach& read);
   void CountRefused(const absl::Status& status) const;
   static void SetSessionOpen(const OfferedModel& model, bool open);
   void SetStreamOpen(bool open) const;
@@ -144,15 +152,15 @@ class Serving {
   absl::StatusOr<std::vector<std::optional<Frame>>> ReadFrames(const OfferedModel& model,
                                                                const v1::GenerateRequest& request,
                                                                TimePoint received);
-  // Counts a frame that came, and, when `read` refuses it, why.
+  // What `read` gives, a StatusOr. Counts a frame that came, and, when `read` refuses it, why.
   template <class Read>
-  static absl::Status CountFrame(ModelMetrics* metrics, Read&& read) {
+  static auto CountFrame(ModelMetrics* metrics, Read&& read) {
     if (metrics != nullptr) metrics->frames_received->Increment();
-    absl::Status status = read();
-    if (metrics != nullptr && !status.ok()) {
-      metrics->RejectFrame(static_cast<Reason>(ErrorDetailOf(status).reason()));
+    auto result = read();
+    if (metrics != nullptr && !result.ok()) {
+      metrics->RejectFrame(static_cast<Reason>(ErrorDetailOf(result.status()).reason()));
     }
-    return status;
+    return result;
   }
   std::shared_ptr<const Catalog> catalog() const;
   void SetOfferedLocked(const Offered& offered);

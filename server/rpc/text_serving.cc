@@ -113,22 +113,16 @@ absl::StatusOr<std::vector<std::optional<Frame>>> Serving::ReadFrames(
     const OfferedModel& model, const v1::GenerateRequest& request, TimePoint received) {
   const ModelSpec& spec = model.model->spec();
   std::vector<std::optional<Frame>> frames(spec.cameras.size());
-  if (static_cast<size_t>(request.frames_size()) > frames.size()) {
-    return InvalidField("frames", StrCat("has ", request.frames_size(), " frames, the model has ",
-                                         frames.size(), " cameras"));
-  }
-  for (int i = 0; i < request.frames_size(); ++i) {
-    const v1::VisionFrame& frame = request.frames(i);
-    const std::string prefix = StrCat("frames[", i, "]");
-    const std::string field = StrCat(prefix, ".camera");
-    ASSIGN_OR_RETURN(const uint32_t camera, FindCamera(spec, frame.camera(), field));
-    if (frames[camera]) return InvalidField(field, StrCat("a second frame of camera ", camera));
-    RETURN_IF_ERROR(CountFrame(model.metrics, [&]() -> absl::Status {
-      RETURN_IF_ERROR(CheckFrame(frame, prefix));
-      ASSIGN_OR_RETURN(frames[camera], ReadFrame(model, camera, frame, received, prefix));
-      return absl::OkStatus();
-    }));
-  }
+  RETURN_IF_ERROR(EachFrame(
+      spec, request.frames(),
+      [&](uint32_t camera, const v1::VisionFrame& frame,
+          const std::string& prefix) -> absl::Status {
+        ASSIGN_OR_RETURN(frames[camera], CountFrame(model.metrics, [&]() -> absl::StatusOr<Frame> {
+                           RETURN_IF_ERROR(CheckFrame(frame, prefix));
+                           return ReadFrame(model, camera, frame, received, prefix);
+                         }));
+        return absl::OkStatus();
+      }));
   return frames;
 }
 
