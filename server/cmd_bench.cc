@@ -12,6 +12,7 @@
 #include "engine/cost_table.h"
 #include "engine/device_model.h"
 #include "model/checkpoint.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -73,23 +74,20 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
                    model->BuildPrompt("pick up the red block and place it in the bowl"));
   TimelineBuilder builder(spec.fingerprint, spec.kv.block_tokens);
   std::vector<EncodeItem> encodes;
-  for (const PromptSegment& segment : prompt) {
-    if (segment.modality != Modality::kVision) {
-      builder.AddText(segment.tokens);
-      continue;
-    }
-    const CameraSpec& camera = spec.cameras[segment.camera];
+  const auto frame_of = [&](uint32_t index) -> ContentRef {
+    const CameraSpec& camera = spec.cameras[index];
     auto frame = std::make_shared<Content>();
     frame->width = camera.width;
     frame->height = camera.height;
     frame->rgb.assign(size_t{camera.width} * camera.height * 3, 127);
-    builder.AddVision(segment.camera, frame, spec.vision_tokens);
     EncodeItem encode;
-    encode.frame = std::move(frame);
-    encode.camera = segment.camera;
+    encode.frame = frame;
+    encode.camera = index;
     encode.slot = EmbeddingId(0);
     encodes.push_back(std::move(encode));
-  }
+    return frame;
+  };
+  RETURN_IF_ERROR(AddPrompt(prompt, spec.vision_tokens, frame_of, builder));
   bench.timeline = builder.Build();
   const uint32_t prompt_tokens = bench.timeline->num_tokens();
   const uint32_t actions = spec.max_action_tokens;

@@ -6,6 +6,7 @@
 #include "assembly.h"
 #include "base/clock.h"
 #include "base/strings.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -107,20 +108,19 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
   ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt(input.instruction));
   TimelineBuilder builder = out.engine->models().front()->NewTimeline();
   for (const PromptSegment& segment : prompt) {
-    if (segment.modality == Modality::kText) {
-      out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());
-      builder.AddText(segment.tokens);
-      continue;
-    }
+    out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());
+  }
+  const auto frame_of = [&](uint32_t camera) -> absl::StatusOr<ContentRef> {
     PixelRows rows(input.image);
-    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(segment.camera, rows));
+    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(camera, rows));
     auto content = std::make_shared<Content>();
     content->width = frame.width;
     content->height = frame.height;
     content->digest = DigestBytes("frame.v1", frame.rgb);
     content->rgb = std::move(frame.rgb);
-    builder.AddVision(segment.camera, std::move(content), model.spec().vision_tokens);
-  }
+    return content;
+  };
+  RETURN_IF_ERROR(AddPrompt(prompt, model.spec().vision_tokens, frame_of, builder));
   const std::shared_ptr<const Timeline> timeline = builder.Build();
   for (size_t i = 0; i < input.statistics_keys.size(); ++i) {
     const std::string& key = input.statistics_keys[i];

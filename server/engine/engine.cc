@@ -20,6 +20,7 @@
 #include "engine/engine_metrics.h"
 #include "engine/recorder.h"
 #include "engine/worker.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -462,18 +463,15 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
     TimelineBuilder builder(
         DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
         model.kv.block_tokens);
-    for (const PromptSegment& segment : prompt) {
-      if (segment.modality != Modality::kVision) {
-        builder.AddText(segment.tokens);
-        continue;
-      }
+    const auto frame_of = [&](uint32_t camera) -> ContentRef {
       auto frame = std::make_shared<Content>();
-      frame->width = spec.cameras[segment.camera].width;
-      frame->height = spec.cameras[segment.camera].height;
+      frame->width = spec.cameras[camera].width;
+      frame->height = spec.cameras[camera].height;
       frame->rgb.assign(size_t{frame->width} * frame->height * 3, static_cast<uint8_t>(run));
       frame->digest = DigestBytes("frame.warmup", frame->rgb);
-      builder.AddVision(segment.camera, std::move(frame), spec.vision_tokens);
-    }
+      return frame;
+    };
+    RETURN_IF_ERROR(AddPrompt(prompt, spec.vision_tokens, frame_of, builder));
     auto sink = std::make_shared<WarmUpSink>();
     std::future<absl::Status> done = sink->future();
     ActRequest request;

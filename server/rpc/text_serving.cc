@@ -5,6 +5,7 @@
 
 #include "base/strings.h"
 #include "rpc/serving.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -168,13 +169,9 @@ absl::StatusOr<ActRequest> Serving::PrepareText(SessionId id, const v1::Generate
   }
   ASSIGN_OR_RETURN(const Prompt prompt, model->model->BuildTextPrompt(ids, cameras));
   TimelineBuilder builder = model->new_timeline();
-  for (const PromptSegment& segment : prompt) {
-    if (segment.modality == Modality::kVision) {
-      builder.AddVision(segment.camera, frames[segment.camera]->content, spec.vision_tokens);
-    } else {
-      builder.AddText(segment.tokens);
-    }
-  }
+  RETURN_IF_ERROR(AddPrompt(
+      prompt, spec.vision_tokens, [&](uint32_t camera) { return frames[camera]->content; },
+      builder));
   observation->timeline = builder.SetAnswer(Modality::kText).Build();
 
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass.value())];

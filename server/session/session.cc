@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -200,23 +201,11 @@ void Session::Reset(bool keep_instruction) {
 absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
   const ModelSpec& spec = model().model->spec();
   TimelineBuilder builder = model().new_timeline();
-  uint64_t tokens = 0;
-  for (const PromptSegment& segment : *prompt_) {
-    switch (segment.modality) {
-      case Modality::kText:
-        builder.AddText(segment.tokens);
-        tokens += segment.tokens.size();
-        break;
-      case Modality::kVision:
-        builder.AddVision(segment.camera, mailboxes_[segment.camera].frame->content,
-                          spec.vision_tokens);
-        tokens += spec.vision_tokens;
-        break;
-      case Modality::kState:
-      case Modality::kAction:
-        return absl::InternalError("a prompt may hold text and vision only");
-    }
-  }
+  RETURN_IF_ERROR(AddPrompt(
+      *prompt_, spec.vision_tokens,
+      [this](uint32_t camera) { return mailboxes_[camera].frame->content; }, builder));
+  std::shared_ptr<const Timeline> timeline = builder.Build();
+  const uint64_t tokens = timeline->num_tokens();
   const uint64_t answer = uint64_t{params_.action_dim} * model().action_steps;
   if (tokens + answer > spec.max_positions) {
     ErrorInfo info;
@@ -227,7 +216,7 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
                             answer, " do not fit the model's ", spec.max_positions),
                      info);
   }
-  return builder.Build();
+  return timeline;
 }
 
 absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,

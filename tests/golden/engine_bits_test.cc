@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "model/checkpoint.h"
+#include "session/prompt_timeline.h"
 
 namespace saccade {
 namespace {
@@ -115,13 +116,10 @@ class Served {
                          (which < kRequests ? "" : " and " + std::to_string(which)))
             .value();
     TimelineBuilder builder = served->NewTimeline();
-    for (const PromptSegment& segment : prompt) {
-      if (segment.modality == Modality::kVision) {
-        builder.AddVision(segment.camera, FrameOf(which, spec), spec.vision_tokens);
-      } else {
-        builder.AddText(segment.tokens);
-      }
-    }
+    EXPECT_TRUE(
+        AddPrompt(
+            prompt, spec.vision_tokens, [&](uint32_t) { return FrameOf(which, spec); }, builder)
+            .ok());
     ActRequest request;
     request.session = SessionId(static_cast<uint64_t>(which));
     request.model = ModelId(0);

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "session/prompt_timeline.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -127,13 +128,9 @@ class Mixes : public testing::TestWithParam<Setup> {
     const ModelSpec& spec = served->spec();
     const Model& model = *served->instances.front();
     const Prompt prompt = model.BuildPrompt(kWords[which % std::size(kWords)]).value();
-    for (const PromptSegment& segment : prompt) {
-      if (segment.modality == Modality::kVision) {
-        builder.AddVision(segment.camera, frame, spec.vision_tokens);
-      } else {
-        builder.AddText(segment.tokens);
-      }
-    }
+    EXPECT_TRUE(AddPrompt(
+                    prompt, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
+                    .ok());
     ActRequest request;
     request.model = ModelId(0);
     request.klass = ClassId(0);

@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "model/safetensors.h"
 #include "model/text_decoder.h"
+#include "session/prompt_timeline.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -103,13 +104,9 @@ class GoldenGenerate : public testing::TestWithParam<BackendConfig> {
     ids.insert(ids.end(), answer.begin(), answer.end());
     const Prompt prompt = model_->BuildTextPrompt(ids, std::vector<uint32_t>{0}).value();
     TimelineBuilder builder = engine_->models().front()->NewTimeline();
-    for (const PromptSegment& segment : prompt) {
-      if (segment.modality == Modality::kVision) {
-        builder.AddVision(0, frame_, model_->spec().vision_tokens);
-      } else {
-        builder.AddText(segment.tokens);
-      }
-    }
+    EXPECT_TRUE(AddPrompt(
+                    prompt, model_->spec().vision_tokens, [&](uint32_t) { return frame_; }, builder)
+                    .ok());
     ActRequest request;
     request.session = SessionId(1);
     request.model = ModelId(0);

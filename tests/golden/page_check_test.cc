@@ -12,6 +12,7 @@
 
 #include "engine/device_model.h"
 #include "kv/kv_cache.h"
+#include "session/prompt_timeline.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -68,13 +69,9 @@ class Device {
     const ModelSpec& spec = Tiny().model->spec();
     TimelineBuilder builder(DigestBuilder("test").Finish(), spec.kv.block_tokens);
     const saccade::Prompt pieces = Tiny().model->BuildPrompt(words).value();
-    for (const PromptSegment& s : pieces) {
-      if (s.modality == Modality::kVision) {
-        builder.AddVision(s.camera, frame, spec.vision_tokens);
-      } else {
-        builder.AddText(s.tokens);
-      }
-    }
+    EXPECT_TRUE(AddPrompt(
+                    pieces, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
+                    .ok());
     return builder.Build();
   }
   // Room for the prompt and `answer` tokens.

@@ -7,6 +7,7 @@
 #include "base/digest.h"
 #include "base/turn.h"
 #include "gtest/gtest.h"
+#include "session/prompt_timeline.h"
 #include "tests/rpc/harness.h"
 
 namespace saccade {
@@ -92,19 +93,16 @@ TEST(EngineTurnsTest, ManyThreadsSubmitCancelAndAsk) {
       TimelineBuilder builder = served->NewTimeline();
       const absl::StatusOr<Prompt> prompt = model.BuildPrompt("go " + std::to_string(i % 7));
       ASSERT_TRUE(prompt.ok()) << prompt.status();
-      for (const PromptSegment& segment : *prompt) {
-        if (segment.modality != Modality::kVision) {
-          builder.AddText(segment.tokens);
-          continue;
-        }
-        const CameraSpec& camera = model.spec().cameras[segment.camera];
+      const auto frame_of = [&](uint32_t index) -> ContentRef {
+        const CameraSpec& camera = model.spec().cameras[index];
         auto frame = std::make_shared<Content>();
         frame->width = camera.width;
         frame->height = camera.height;
         frame->rgb.assign(size_t{camera.width} * camera.height * 3, static_cast<uint8_t>(i % 5));
         frame->digest = DigestBytes("frame.test", frame->rgb);
-        builder.AddVision(segment.camera, std::move(frame), model.spec().vision_tokens);
-      }
+        return frame;
+      };
+      ASSERT_TRUE(AddPrompt(*prompt, model.spec().vision_tokens, frame_of, builder).ok());
       ActRequest request;
       request.session = SessionId(static_cast<uint64_t>(t + 1));
       request.model = served->id;
