@@ -22,11 +22,7 @@
 #include "CLI/CLI.hpp"
 #include "backend/cpu/cpu_backend.h"
 #include "engine/engine.h"
-#include "kernels/common/bf16.h"
-#include "kernels/common/philox.h"
-#include "model/layers_llama.h"
-#include "model/layers_scope.h"
-#include "tensor/arena.h"
+#include "tests/bench/random_llama.h"
 
 namespace saccade::bench {
 namespace {
@@ -42,178 +38,6 @@ T Must(absl::StatusOr<T> value) {
   std::cerr << value.status() << "\n";
   std::exit(2);
 }
-
-// A trunk without frames. Its layers may be cut, as those of a family are.
-class RandomTrunk final : public Model {
- public:
-  RandomTrunk(Backend& backend, const LlamaSpec& shape) : shape_(shape) {
-    spec_.family = "random";
-    spec_.statistics = {{"robot", 4}};
-    spec_.compute = DType::kBf16;
-    spec_.kv.layers = shape.layers;
-    spec_.kv.kv_heads = shape.kv_heads;
-    spec_.kv.head_dim = shape.head_dim;
-    spec_.kv.dtype = DType::kBf16;
-    spec_.hidden = shape.hidden;
-    spec_.vocab_size = shape.vocab;
-    spec_.max_positions = 1024;
-    spec_.vision_tokens = 1;
-    spec_.max_action_tokens = 4;
-    spec_.trunk_layers = shape.LayerCosts();
-    const int64_t h = shape.hidden;
-    const int64_t q = int64_t{shape.heads} * shape.head_dim;
-    const int64_t kv = int64_t{shape.kv_heads} * shape.head_dim;
-    const int64_t f = shape.intermediate;
-    FillNoise(std::max<int64_t>(shape.vocab, f) * h);
-    for (uint32_t n = 0; n < shape.layers; ++n) {
-      Layer layer;
-      layer.qkv = Linear(backend, q + 2 * kv, h);
-      layer.o = Linear(backend, h, q);
-      layer.gate_up = Must(backend.PackGated(Cut(f, h), Cut(f, h), DType::kBf16));
-      layer.down = Linear(backend, h, f);
-      layers_.push_back(std::move(layer));
-    }
-    head_ = Linear(backend, shape.vocab, h);
-    const std::unique_ptr<Stream> stream = Must(backend.NewStream());
-    table_ = Must(Upload(backend, *stream, Cut(shape.vocab, h), DType::kBf16));
-    std::vector<float> ones(shape.hidden, 1.0F);
-    gamma_ =
-        Must(Upload(backend, *stream,
-                    TensorView::Dense(ones.data(), DType::kF32, MemKind::kHost, {h}), DType::kF32));
-    noise_ = {};
-  }
-
-  const ModelSpec& spec() const override { return spec_; }
-  absl::StatusOr<Prompt> BuildPrompt(std::string_view) const override {
-    return BuildPromptFromTokens(std::vector<int32_t>(kControlPrompt, 5));
-  }
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
-    return Prompt{{Modality::kText, {ids.begin(), ids.end()}, 0}};
-  }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
-    return ReadImage(rows);
-  }
-  bool IsActionToken(int32_t) const override { return true; }
-  absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens, std::string_view,
-                                            InvalidTokenPolicy) const override {
-    ActionChunk chunk;
-    chunk.tokens.assign(tokens.begin(), tokens.end());
-    return chunk;
-  }
-  size_t WorkspaceBytes(uint32_t, uint32_t rows, uint32_t logit_rows) const override {
-    return shape_.WorkspaceBytes(rows, logit_rows, DType::kBf16);
-  }
-  size_t ParkingBytes(uint32_t, uint32_t rows, uint32_t logit_rows) const override {
-    return shape_.ParkingBytes(rows, logit_rows);
-  }
-  absl::Status Encode(ExecContext&, const EncodeBatch&) const override { return absl::OkStatus(); }
-
-  // The ops of LlamaTrunk in its order.
-  absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override {
-    const ArenaScope scope(ctx.arena);
-    const int64_t rows = batch.paged.num_rows;
-    const int64_t logits = batch.num_logit_rows;
-    const int64_t h = shape_.hidden;
-    const int64_t q_width = int64_t{shape_.heads} * shape_.head_dim;
-    std::optional<Arena> parked;
-    if (batch.layers.parked != nullptr) parked.emplace(*batch.layers.parked);
-    ASSIGN_OR_RETURN(const TensorView x,
-                     (parked ? *parked : ctx.arena).New(DType::kF32, {rows, h}));
-    ASSIGN_OR_RETURN(const TensorView norm, ctx.arena.New(DType::kBf16, {rows, h}));
-    ASSIGN_OR_RETURN(const TensorView q, ctx.arena.New(DType::kBf16, {rows, q_width}));
-    ASSIGN_OR_RETURN(const TensorView attended, ctx.arena.New(DType::kBf16, {rows, q_width}));
-    ASSIGN_OR_RETURN(const TensorView mlp,
-                     ctx.arena.New(DType::kBf16, {rows, shape_.intermediate}));
-    const TensorView gamma = gamma_->View(DType::kF32, {h});
-    const Ops& ops = ctx.ops;
-    if (batch.layers.begin == 0) {
-      RETURN_IF_ERROR(ops.Embed(ctx.stream, table_->View(DType::kBf16, {shape_.vocab, h}),
-                                batch.tokens, batch.token_index, x));
-    }
-    for (uint32_t n = 0; n < shape_.layers; ++n) {
-      if (!batch.layers.Has(n)) continue;
-      const Layer& layer = layers_[n];
-      RETURN_IF_ERROR(ops.RmsNorm(ctx.stream, x, gamma, norm, shape_.epsilon));
-      QkvRopeAppendArgs qkv;
-      qkv.weight = layer.qkv.get();
-      qkv.x = norm;
-      qkv.q = q;
-      qkv.kv = batch.kv;
-      qkv.layer = n;
-      qkv.q_heads = shape_.heads;
-      qkv.batch = batch.paged;
-      RETURN_IF_ERROR(ops.QkvRopeAppend(ctx.stream, qkv));
-      PagedAttentionArgs attention;
-      attention.q = q;
-      attention.out = attended;
-      attention.kv = batch.kv;
-      attention.layer = n;
-      attention.q_heads = shape_.heads;
-      attention.scale = 0.125F;
-      attention.batch = batch.paged;
-      RETURN_IF_ERROR(ops.PagedAttention(ctx.stream, attention));
-      LinearArgs o;
-      o.weight = layer.o.get();
-      o.x = attended;
-      o.y = x;
-      o.residual = x;
-      RETURN_IF_ERROR(ops.Linear(ctx.stream, o));
-      RETURN_IF_ERROR(ops.RmsNorm(ctx.stream, x, gamma, norm, shape_.epsilon));
-      GatedLinearArgs gate_up;
-      gate_up.weight = layer.gate_up.get();
-      gate_up.x = norm;
-      gate_up.y = mlp;
-      RETURN_IF_ERROR(ops.GatedLinear(ctx.stream, gate_up));
-      LinearArgs down;
-      down.weight = layer.down.get();
-      down.x = mlp;
-      down.y = x;
-      down.residual = x;
-      RETURN_IF_ERROR(ops.Linear(ctx.stream, down));
-    }
-    if (logits == 0 || !batch.layers.Has(shape_.layers)) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const TensorView sampled, ctx.arena.New(DType::kF32, {logits, h}));
-    RETURN_IF_ERROR(ops.GatherRows(ctx.stream, x, batch.logit_rows, sampled));
-    const TensorView normed = norm.Rows(0, logits);
-    RETURN_IF_ERROR(ops.RmsNorm(ctx.stream, sampled, gamma, normed, shape_.epsilon));
-    SampleArgs sample = batch.sample;
-    ASSIGN_OR_RETURN(sample.logits, ctx.arena.New(DType::kF32, {logits, shape_.vocab}));
-    LinearArgs head;
-    head.weight = head_.get();
-    head.x = normed;
-    head.y = sample.logits;
-    RETURN_IF_ERROR(ops.Linear(ctx.stream, head));
-    return ops.Sample(ctx.stream, sample);
-  }
-
- private:
-  struct Layer {
-    std::unique_ptr<PackedWeight> qkv, o, gate_up, down;
-  };
-  void FillNoise(int64_t most) {
-    noise_.resize(static_cast<size_t>(most) + 100'000);
-    for (size_t i = 0; i < noise_.size(); ++i) {
-      const uint32_t word = PhiloxBlock(1, i / 4, 0).word[i % 4];
-      noise_[i] = F32ToBf16((static_cast<float>(word >> 8) * 0x1p-23F - 1.0F) * 0.02F);
-    }
-  }
-  TensorView Cut(int64_t n, int64_t k) {
-    at_ = (at_ + 7919) % (static_cast<int64_t>(noise_.size()) - n * k + 1);
-    return TensorView::Dense(noise_.data() + at_, DType::kBf16, MemKind::kHost, {n, k});
-  }
-  std::unique_ptr<PackedWeight> Linear(Backend& backend, int64_t n, int64_t k) {
-    const TensorView part = Cut(n, k);
-    return Must(backend.PackLinear({&part, 1}, DType::kBf16));
-  }
-
-  LlamaSpec shape_;
-  ModelSpec spec_;
-  std::vector<uint16_t> noise_;  // while loading
-  int64_t at_ = 0;
-  std::vector<Layer> layers_;
-  std::unique_ptr<PackedWeight> head_;
-  std::unique_ptr<Buffer> table_, gamma_;
-};
 
 class Sink final : public ResponseSink {
  public:
@@ -236,7 +60,8 @@ struct Args {
 };
 
 ServedModel Serve(std::string name, Backend& backend, uint32_t layers, uint32_t width) {
-  LlamaSpec shape;
+  RandomLlamaOptions options;
+  LlamaSpec& shape = options.trunk;
   shape.vocab = 32'000;
   shape.hidden = width;
   shape.layers = layers;
@@ -244,9 +69,10 @@ ServedModel Serve(std::string name, Backend& backend, uint32_t layers, uint32_t 
   shape.kv_heads = std::max(1U, width / 512);
   shape.head_dim = 64;
   shape.intermediate = width * 11 / 4;
+  options.statistics = {{"robot", 4}};
   ServedModel model;
   model.name = std::move(name);
-  model.instances.push_back(std::make_unique<RandomTrunk>(backend, shape));
+  model.instances.push_back(Must(MakeRandomLlama(backend, options)));
   model.workers.emplace_back(0);
   model.kv.num_blocks = 256;
   for (PartitionQuota& quota : model.kv.partitions) quota.cap = model.kv.num_blocks;

@@ -107,6 +107,9 @@ class RandomLlama final : public Model {
   size_t WorkspaceBytes(uint32_t, uint32_t rows, uint32_t logit_rows) const override {
     return trunk_.spec().WorkspaceBytes(rows, logit_rows, DType::kBf16);
   }
+  size_t ParkingBytes(uint32_t, uint32_t rows, uint32_t logit_rows) const override {
+    return trunk_.spec().ParkingBytes(rows, logit_rows);
+  }
   absl::Status Encode(ExecContext&, const EncodeBatch&) const override { return absl::OkStatus(); }
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override {
     StageTap tap(ctx, backend_);
@@ -128,6 +131,7 @@ class RandomLlama final : public Model {
     spec_.hidden = llama.hidden;
     spec_.vocab_size = llama.vocab;
     spec_.max_positions = options.max_positions;
+    spec_.trunk_layers = llama.LayerCosts();
     for (const StatisticsSpec& s : options.statistics) {
       spec_.max_action_tokens = std::max(spec_.max_action_tokens, s.action_dim);
     }

@@ -1,6 +1,7 @@
 #pragma once
 // A Llama trunk with random weights behind the Model interface: any shape, text prompts only, as
-// many action tokens as a statistics key says. The trunk is the serving path's own.
+// many action tokens as a statistics key says. The trunk is the serving path's own, and may be cut
+// into slices of layers as a family's.
 #include <cstdint>
 #include <memory>
 #include <vector>
