@@ -362,7 +362,7 @@ class LateReply final : public grpc::ServerUnaryReactor {
   Response* const response_;
 };
 
-// GetRecent, GetTrace and GetCache wait for one turn of the engine thread.
+// GetRecent, GetTrace and GetCache wait for one turn of the engine.
 class AdminService final : public v1::Admin::CallbackService {
  public:
   explicit AdminService(std::shared_ptr<Front> front) : front_(std::move(front)) {}
