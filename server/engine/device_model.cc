@@ -75,6 +75,8 @@ struct DeviceSizes {
   size_t sampled = 0;
   size_t tops = 0;
   size_t rgb = 0;
+  size_t pages = 0;   // entries of the page tables of a step
+  size_t copies = 0;  // words
   size_t meta_words = 0;
 };
 
@@ -92,10 +94,11 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   sizes.rgb = size_t{options.max_frames} * frame_bytes;
   // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
   const size_t max_seqs = options.max_rows;
-  const size_t pages = max_seqs * (spec.max_positions / 8 + 16);
-  sizes.meta_words = 3 * (pages + 16) + 2 * (max_seqs + 32) + 5 * (size_t{options.max_rows} + 16) +
-                     10 * (size_t{options.max_logit_rows} + 16) +
-                     2 * (size_t{options.num_blocks} + options.sequence_slots + 16);
+  sizes.pages = max_seqs * (spec.max_positions / 8 + 16);
+  sizes.copies = 2 * (size_t{options.num_blocks} + options.sequence_slots + 16);
+  sizes.meta_words = 3 * (sizes.pages + 16) + 2 * (max_seqs + 32) +
+                     5 * (size_t{options.max_rows} + 16) +
+                     10 * (size_t{options.max_logit_rows} + 16) + sizes.copies;
   return sizes;
 }
 
@@ -112,7 +115,7 @@ DeviceBytes PlanDeviceBytes(const ModelSpec& spec, const DeviceModelOptions& opt
   bytes.embeddings = sizes.embeddings;
   bytes.scratch = workspace + parking * options.parking_places;
   bytes.staging = sizes.tokens + sizes.sampled + 2 * sizes.tops + 2 * sizes.rgb +
-                  2 * sizes.meta_words * sizeof(int32_t);
+                  3 * sizes.meta_words * sizeof(int32_t);  // Staging, and its two copies
   return bytes;
 }
 
@@ -155,6 +158,7 @@ absl::Status DeviceModel::Allocate() {
   const ModelSpec& spec = model_.spec();
   const DeviceSizes sizes = SizesOf(spec, options_);
   meta_words_ = sizes.meta_words;
+  staging_.Reserve(options_.max_rows, options_.max_logit_rows, sizes.pages, sizes.copies);
   if (options_.check_pages) {
     guard_ = std::make_unique<PageGuard>(options_.num_blocks, spec.kv.block_tokens,
                                          options_.embedding_slots, options_.sequence_slots);
@@ -268,6 +272,19 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
     RETURN_IF_ERROR(model_.Encode(ctx, batch));
   }
   return absl::OkStatus();
+}
+
+void DeviceModel::Staging::Reserve(size_t rows, size_t logits, size_t page_entries,
+                                   size_t copy_words) {
+  for (auto* values : {&row_begin, &page_begin}) values->reserve(rows + 1);
+  for (auto* values : {&row_pos, &row_slot, &token_index, &embedding_index, &text}) {
+    values->reserve(rows);
+  }
+  for (auto* values : {&pages, &page_len, &page_pos}) values->reserve(page_entries);
+  for (auto* values : {&logit_rows, &source_row, &draw, &dest, &top_rows}) values->reserve(logits);
+  for (auto* values : {&temperature, &top_p}) values->reserve(logits);
+  seed.reserve(logits);
+  copies.reserve(copy_words);
 }
 
 void DeviceModel::Staging::Clear() {

@@ -137,7 +137,7 @@ class Engine::Impl {
   };
   struct WorkerState {
     // Oldest first: the running step, then a queued one. Outlives the worker, which borrows them.
-    std::deque<std::unique_ptr<WorkerStep>> outstanding;
+    std::vector<std::unique_ptr<WorkerStep>> outstanding;
     std::unique_ptr<Worker> worker;
     TimePoint free_at{};  // predicted end of what it has
     int failures = 0;     // in a row
@@ -160,10 +160,6 @@ class Engine::Impl {
   struct CancelSessionMessage {
     SessionId id;
   };
-  struct StepMessage {
-    WorkerId worker;
-    StepResult result;
-  };
   struct DrainMessage {
     TimePoint until;
     std::promise<void> done;
@@ -181,17 +177,16 @@ class Engine::Impl {
   struct ForgetMessage {};
   struct StopMessage {};
   using Message = std::variant<SubmitMessage, CancelMessage, SupersedeMessage, CancelSessionMessage,
-                               StepMessage, DrainMessage, UnloadMessage, ForgetMessage, AskMessage,
-                               StopMessage>;
+                               DrainMessage, UnloadMessage, ForgetMessage, AskMessage, StopMessage>;
 
   void Put(Message message) {
     inbox_.Put(std::move(message));
     wakeup_.Notify();
   }
-  // As Put, and if nobody has the turn this thread takes one: it saves the engine thread's wake-up.
-  // `worker`: the idle one whose thread this is.
-  void PutAndRun(Message message, std::optional<WorkerId> worker);
-  void OnStep(WorkerId worker, const StepPlan& plan, StepResult result, bool more);  // its thread
+  // After something was put where a turn looks: if nobody has the turn this thread takes one, which
+  // saves the engine thread's wake-up. `worker`: the idle one whose thread this is.
+  void RunTurn(std::optional<WorkerId> worker);
+  void OnStep(WorkerId worker, WorkerStep& step, bool more);  // its thread
 
   // Runs `ask` on the engine thread and waits for it. False: the engine has stopped.
   bool AskEngineThread(std::function<void()> ask);
@@ -208,12 +203,14 @@ class Engine::Impl {
   void Handle(CancelMessage& message, TimePoint now);
   void Handle(SupersedeMessage& message, TimePoint now);
   void Handle(CancelSessionMessage& message, TimePoint now);
-  void Handle(StepMessage& message, TimePoint now);
+  void TakeSteps(WorkerId id, TimePoint now);
+  void Handle(WorkerId id, WorkerStep& step, TimePoint now);
   void Handle(DrainMessage& message, TimePoint now);
   void Handle(UnloadMessage& message, TimePoint now);
   void Handle(ForgetMessage& message, TimePoint now);
   void Handle(AskMessage& message, TimePoint now);
   void Handle(StopMessage& message, TimePoint now);
+  void Recycle(std::unique_ptr<WorkerStep> step);
   void MarkStarted(const StepPlan& plan);
   std::shared_ptr<DeviceModel> DeviceOf(const StepPlan& plan) const;
   void FeedWorkers(TimePoint now);
@@ -259,6 +256,7 @@ class Engine::Impl {
   std::unordered_map<ModelId, Loaded> models_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<WorkerState> workers_;
+  std::vector<std::unique_ptr<WorkerStep>> spare_steps_;
   std::unordered_map<RequestId, Active> active_;
   std::vector<DrainMessage> drains_;
   std::vector<UnloadMessage> unloads_;
@@ -294,14 +292,14 @@ absl::Status Engine::Impl::Start(std::vector<ServedModel> models) {
 
   worker_up_ = std::vector<std::atomic<bool>>(backends_.size());
   workers_.resize(backends_.size());
+  spare_steps_.reserve(2 * backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
     backends_[i]->BeginServing();
     ASSIGN_OR_RETURN(workers_[i].worker,
-                     Worker::Start(*backends_[i], clock_,
-                                   [this, id](const StepPlan& plan, StepResult result, bool more) {
-                                     OnStep(id, plan, std::move(result), more);
-                                   }));
+                     Worker::Start(*backends_[i], clock_, [this, id](WorkerStep& step, bool more) {
+                       OnStep(id, step, more);
+                     }));
     worker_up_[i].store(true, std::memory_order_release);
     metrics_.SetWorkerUp(id, true);
   }
@@ -517,7 +515,8 @@ absl::StatusOr<RequestId> Engine::Impl::Submit(ActRequest request) {
     return MakeError(absl::StatusCode::kResourceExhausted, "the engine's inbox is full", info);
   }
   const RequestId id(next_request_.fetch_add(1, std::memory_order_relaxed));
-  PutAndRun(SubmitMessage{id, std::make_unique<ActRequest>(std::move(request))}, std::nullopt);
+  inbox_.Put(SubmitMessage{id, std::make_unique<ActRequest>(std::move(request))});
+  RunTurn(std::nullopt);
   return id;
 }
 
@@ -606,8 +605,7 @@ void Engine::Impl::Loop() {
   stopped_.store(true, std::memory_order_release);
 }
 
-void Engine::Impl::PutAndRun(Message message, std::optional<WorkerId> worker) {
-  inbox_.Put(std::move(message));
+void Engine::Impl::RunTurn(std::optional<WorkerId> worker) {
   if (!turn_.TryTake()) return;
   guests_ = true;
   const bool complete = TakeTurn(worker);
@@ -615,20 +613,21 @@ void Engine::Impl::PutAndRun(Message message, std::optional<WorkerId> worker) {
   if (turn_.Release() || engine_thread_is_needed) wakeup_.Notify();
 }
 
-void Engine::Impl::OnStep(WorkerId worker, const StepPlan& plan, StepResult result, bool more) {
-  const bool brief = plan.predicted_p50 < kBriefStep;  // the plan ends with the message
-  StepMessage message{worker, std::move(result)};
+void Engine::Impl::OnStep(WorkerId worker, WorkerStep& step, bool more) {
+  const bool brief = step.plan.predicted_p50 < kBriefStep;
+  step.done.store(true, std::memory_order_release);
   if (brief) {
-    PutAndRun(std::move(message), std::nullopt);
+    RunTurn(std::nullopt);
   } else if (more) {
-    Put(std::move(message));
+    wakeup_.Notify();
   } else {
-    PutAndRun(std::move(message), worker);
+    RunTurn(worker);
   }
 }
 
 bool Engine::Impl::TakeTurn(std::optional<WorkerId> worker) {
   TimePoint now = clock_.Now();
+  for (size_t i = 0; i < workers_.size(); ++i) TakeSteps(WorkerId(static_cast<int32_t>(i)), now);
   for (Message& message : inbox_.TakeAll()) {
     std::visit([&](auto& m) { Handle(m, now); }, message);
   }
@@ -747,12 +746,28 @@ void Engine::Impl::Handle(CancelSessionMessage& message, TimePoint now) {
                           MakeError(absl::StatusCode::kCancelled, "the session ended", info), now);
 }
 
-void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
-  WorkerState& state = workers_[static_cast<size_t>(message.worker.value())];
-  if (state.outstanding.empty() || state.outstanding.front()->plan.id != message.result.id) return;
-  const std::unique_ptr<WorkerStep> done = std::move(state.outstanding.front());
-  const StepPlan& plan = done->plan;
-  state.outstanding.pop_front();
+void Engine::Impl::TakeSteps(WorkerId id, TimePoint now) {
+  std::vector<std::unique_ptr<WorkerStep>>& outstanding =
+      workers_[static_cast<size_t>(id.value())].outstanding;
+  while (!outstanding.empty() && outstanding.front()->done.load(std::memory_order_acquire)) {
+    std::unique_ptr<WorkerStep> step = std::move(outstanding.front());
+    outstanding.erase(outstanding.begin());
+    Handle(id, *step, now);
+    Recycle(std::move(step));
+  }
+}
+
+// What is done with, for the steps to come.
+void Engine::Impl::Recycle(std::unique_ptr<WorkerStep> step) {
+  scheduler_->Recycle(std::move(step->plan));
+  step->model = nullptr;  // which may go away
+  step->done.store(false, std::memory_order_relaxed);
+  if (spare_steps_.size() < spare_steps_.capacity()) spare_steps_.push_back(std::move(step));
+}
+
+void Engine::Impl::Handle(WorkerId id, WorkerStep& step, TimePoint now) {
+  WorkerState& state = workers_[static_cast<size_t>(id.value())];
+  const StepPlan& plan = step.plan;
   if (state.lost) {
     if (std::exchange(state.stuck, false)) {
       stuck_.fetch_sub(1, std::memory_order_acq_rel);
@@ -760,7 +775,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
     }
     return;
   }
-  const StepResult& result = message.result;
+  const StepResult& result = step.result;
   stats_dirty_ = true;
   if (state.outstanding.empty()) state.free_at = now;
   // An id outside the action range ends its request before more work is spent on it. A model stays
@@ -786,7 +801,7 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   scheduler_->OnStepDone(plan, result, now);
   metrics_.StepDone(plan, result, loaded.warm);
   recorder_.Step(plan, result);
-  for (const SampledToken& token : scheduler_->TakeEmitted()) {
+  for (const SampledToken& token : scheduler_->emitted()) {
     const auto it = active_.find(token.request);
     if (it == active_.end()) continue;
     it->second.request.sink->OnToken(token.request, token.sample, token.index, token.token);
@@ -794,9 +809,8 @@ void Engine::Impl::Handle(StepMessage& message, TimePoint now) {
   if (result.status.ok()) {
     state.failures = 0;
   } else if (++state.failures >= kFailuresUntilLost) {
-    LoseWorker(message.worker, now);
+    LoseWorker(id, now);
   }
-  scheduler_->Recycle(std::move(done->plan));
 }
 
 void Engine::Impl::LoseWorker(WorkerId id, TimePoint now) {
@@ -863,6 +877,7 @@ void Engine::Impl::RevokeForUrgentWork(WorkerState& state, TimePoint now) {
   if (!state.worker->Revoke()) return;  // it has started
   scheduler_->OnStepRevoked(queued, now);
   state.free_at -= std::min(queued.predicted_p50, ToMicros(state.free_at - now));
+  Recycle(std::move(state.outstanding.back()));
   state.outstanding.pop_back();
 }
 
@@ -895,8 +910,17 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
       std::shared_ptr<DeviceModel> device = DeviceOf(*plan);
-      state.outstanding.push_back(
-          std::make_unique<WorkerStep>(WorkerStep{*std::move(plan), std::move(device)}));
+      std::unique_ptr<WorkerStep> step;
+      if (spare_steps_.empty()) {
+        step = std::make_unique<WorkerStep>();
+        step->result.tokens.reserve(options_.max_logit_rows);
+      } else {
+        step = std::move(spare_steps_.back());
+        spare_steps_.pop_back();
+      }
+      step->plan = *std::move(plan);
+      step->model = std::move(device);
+      state.outstanding.push_back(std::move(step));
       state.worker->Submit(state.outstanding.back().get());
     }
   }

@@ -20,6 +20,10 @@ class Recorder {
   static constexpr size_t kBytes =
       2 * (kSteps * sizeof(StepRecord) + kRequests * sizeof(RequestRecord));
 
+  Recorder() {
+    steps_.reserve(kSteps);
+    requests_.reserve(kRequests);
+  }
   void Step(const StepPlan& plan, const StepResult& result);
   // A request that ended, or was refused (`result` is null then, and when it failed).
   void Request(RequestId id, const ActRequest& request, const absl::Status& status,

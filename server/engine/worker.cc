@@ -22,7 +22,7 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Worker::Submit(const WorkerStep* step) {
+void Worker::Submit(WorkerStep* step) {
   slots_[submitted_++ % 2].store(step, std::memory_order_release);  // empty by contract
   wakeup_.Notify();
 }
@@ -40,19 +40,20 @@ void Worker::Loop() {
   uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();
-    const WorkerStep* step = slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel);
+    WorkerStep* const step = slots_[taken % 2].exchange(nullptr, std::memory_order_acq_rel);
     if (step == nullptr) {
       wakeup_.WaitUntil(epoch, kNever);
       continue;
     }
     ++taken;
-    StepResult result;
+    StepResult& result = step->result;
+    result.Clear();
     result.id = step->plan.id;
     result.started = clock_.Now();
     result.status = step->model->Run(step->plan, result);
     result.finished = clock_.Now();
     const bool more = slots_[taken % 2].load(std::memory_order_relaxed) != nullptr;
-    on_done_(step->plan, std::move(result), more);
+    on_done_(*step, more);
   }
 }
 

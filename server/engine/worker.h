@@ -17,16 +17,20 @@
 
 namespace saccade {
 
-// A step and where it runs. While a worker has it, what `model` names is the worker's.
+// A step, where it runs and what came of it. While a worker has it, what `model` names and `result`
+// are the worker's, until `done` says that they are the engine's again.
 struct WorkerStep {
   StepPlan plan;
   std::shared_ptr<DeviceModel> model;
+  StepResult result;
+  std::atomic<bool> done{false};
 };
 
 class Worker {
  public:
-  // Called on the worker thread after every step of `plan`. `more`: the next one waits already.
-  using OnDone = std::function<void(const StepPlan& plan, StepResult result, bool more)>;
+  // Called on the worker thread after every step, to set its `done`; from then on nothing of it is
+  // touched here. `more`: the next one waits already.
+  using OnDone = std::function<void(WorkerStep& step, bool more)>;
   // The backend and the clock outlive the worker.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(Backend& backend, const Clock& clock,
                                                        OnDone on_done);
@@ -36,7 +40,7 @@ class Worker {
   Stream& stream() { return *stream_; }
   // By the holder of the engine's turn. At most two steps may be unfinished. The step is borrowed:
   // it lives until OnDone, Revoke or destruction.
-  void Submit(const WorkerStep* step);
+  void Submit(WorkerStep* step);
   // By the holder of the engine's turn. True when the step submitted last had not started: it never
   // will.
   bool Revoke();
@@ -50,7 +54,7 @@ class Worker {
   std::unique_ptr<Stream> stream_;
   // Step i passes through slot i % 2: the engine puts it there (and may take it back), the worker
   // takes it out.
-  std::array<std::atomic<const WorkerStep*>, 2> slots_{};
+  std::array<std::atomic<WorkerStep*>, 2> slots_{};
   uint64_t submitted_ = 0;  // by the holder of the engine's turn
   std::atomic<bool> stopping_{false};
   Wakeup wakeup_;

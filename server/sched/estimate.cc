@@ -19,36 +19,40 @@ uint32_t CeilDiv(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-QueueLoad::QueueLoad(const WorkerState& worker, Micros step_ceiling)
-    : worker_(worker), ceiling_(step_ceiling) {}
+QueueLoad::QueueLoad(const WorkerState& worker, Micros step_ceiling, Memory& memory)
+    : worker_(worker), ceiling_(step_ceiling), memory_(memory) {
+  memory_.entries.clear();
+}
+
+void QueueLoad::Add(const ActiveRequest& request, TimePoint deadline, const RemainingWork& work) {
+  memory_.entries.push_back(
+      {deadline, request.klass->tier, memory_.entries.size(), request.lane->index_on_worker, work});
+}
 
 void QueueLoad::AddBefore(const ActiveRequest& request) {
-  entries_.push_back({request.deadline, request.klass->tier, request.lane->index_on_worker,
-                      request.lane->Remaining(request)});
+  Add(request, request.deadline, request.lane->Remaining(request));
 }
 
 void QueueLoad::AddAlongside(const ActiveRequest& request) {
   const RemainingWork work = request.lane->Remaining(request);
-  if (work.prefill_rows > 0) return;
-  entries_.push_back({kNever, request.klass->tier, request.lane->index_on_worker, work});
+  if (work.prefill_rows == 0) Add(request, kNever, work);
 }
 
 void QueueLoad::Sort() {
-  std::stable_sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.tier, a.deadline) < std::tie(b.tier, b.deadline);
+  std::sort(memory_.entries.begin(), memory_.entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.tier, a.deadline, a.number) < std::tie(b.tier, b.deadline, b.number);
   });
 }
 
-std::vector<QueueLoad::LaneLoad> QueueLoad::SumByLane() const {
-  std::vector<LaneLoad> loads(worker_.lanes.size());
-  for (const Entry& entry : entries_) {
-    LaneLoad& load = loads[entry.lane];
+void QueueLoad::SumByLane() {
+  memory_.loads.assign(worker_.lanes.size(), LaneLoad());
+  for (const Entry& entry : memory_.entries) {
+    LaneLoad& load = memory_.loads[entry.lane];
     load.frames += entry.work.frames;
     load.prefill_rows += entry.work.prefill_rows;
     load.decode_rows += entry.work.decode_rows;
     load.decode_steps = std::max(load.decode_steps, entry.work.decode_steps);
   }
-  return loads;
 }
 
 // The ceiling, or where a single row is longer and can be cut, what a pass may take.
@@ -85,7 +89,8 @@ double QueueLoad::DecodeStep(const Lane& lane, uint32_t rows) const {
 TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, TimePoint start) {
   double time = Us(before_);
   if (worker_.lanes.size() > 1) {
-    const std::vector<LaneLoad> loads = SumByLane();
+    SumByLane();
+    const std::vector<LaneLoad>& loads = memory_.loads;
     for (size_t i = 0; i < loads.size(); ++i) {
       if (i == lane.index_on_worker) continue;
       const Lane& other = *worker_.lanes[i];
@@ -94,12 +99,6 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
     }
   }
   // What is left of the requests of this lane; `mine` comes last.
-  struct Job {
-    double deadline;  // microseconds from `start`
-    double prefill;   // microseconds, without the base of a step
-    double decode_steps;
-    uint32_t rows;
-  };
   const CostPrediction base = lane.cost.Predict({0, 0, 1});
   const double spread = base.p50.count() > 0 ? Us(base.p99) / Us(base.p50) : 1;
   const auto job_of = [&](const RemainingWork& work, double deadline) {
@@ -108,9 +107,9 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
                work.decode_rows};
   };
   Sort();
-  std::vector<Job> jobs;
-  jobs.reserve(entries_.size() + 1);
-  for (const Entry& entry : entries_) {
+  std::vector<Job>& jobs = memory_.jobs;
+  jobs.clear();
+  for (const Entry& entry : memory_.entries) {
     if (entry.lane != lane.index_on_worker) continue;
     const double deadline =
         entry.deadline == kNever ? kNoLimit : Us(ToMicros(entry.deadline - start));
@@ -119,7 +118,8 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
   jobs.push_back(job_of(mine, kNoLimit));
   // Prefills go in order, so only jobs that decode and the first that waits are ever touched.
   const size_t me = jobs.size() - 1;
-  std::vector<size_t> decoding;
+  std::vector<size_t>& decoding = memory_.decoding;
+  decoding.clear();
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].prefill <= 0 && jobs[i].decode_steps > 0) decoding.push_back(i);
   }
@@ -168,22 +168,22 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
 
 bool QueueLoad::CanWait(TimePoint start, Micros extra) {
   Sort();
-  const std::vector<LaneLoad> loads = SumByLane();
+  SumByLane();
   double decode = 0;
-  for (size_t i = 0; i < loads.size(); ++i) {
-    decode += DecodeStep(*worker_.lanes[i], loads[i].decode_rows);
+  for (size_t i = 0; i < worker_.lanes.size(); ++i) {
+    decode += DecodeStep(*worker_.lanes[i], memory_.loads[i].decode_rows);
   }
-  std::vector<LaneLoad> sums(loads.size());
-  std::vector<double> prefill(loads.size());
+  std::vector<LaneLoad>& sums = memory_.loads;
+  sums.assign(worker_.lanes.size(), LaneLoad());
   double all = Us(before_);  // and the prefills up to the entry
-  for (const Entry& entry : entries_) {
+  for (const Entry& entry : memory_.entries) {
     if (entry.work.frames > 0 || entry.work.prefill_rows > 0) {
       LaneLoad& sum = sums[entry.lane];
       sum.frames += entry.work.frames;
       sum.prefill_rows += entry.work.prefill_rows;
-      all -= prefill[entry.lane];
-      prefill[entry.lane] = Prefill(*worker_.lanes[entry.lane], sum.frames, sum.prefill_rows);
-      all += prefill[entry.lane];
+      all -= sum.prefill_us;
+      sum.prefill_us = Prefill(*worker_.lanes[entry.lane], sum.frames, sum.prefill_rows);
+      all += sum.prefill_us;
     }
     if (entry.deadline == kNever) break;
     const TimePoint finish = start + ToTime(all + entry.work.decode_steps * decode);

@@ -16,8 +16,40 @@ struct TimeEstimate {
 };
 
 class QueueLoad {
+ private:
+  struct Entry {
+    TimePoint deadline;
+    uint32_t tier;
+    size_t number;  // of adding
+    size_t lane;    // Lane::index_on_worker
+    RemainingWork work;
+  };
+  struct LaneLoad {
+    uint32_t frames = 0;
+    uint32_t prefill_rows = 0;
+    uint32_t decode_rows = 0;
+    uint32_t decode_steps = 0;
+    double prefill_us = 0;  // of the frames and rows
+  };
+  // A request of the lane in question.
+  struct Job {
+    double deadline;  // microseconds from the start
+    double prefill;   // microseconds, without the base of a step
+    double decode_steps;
+    uint32_t rows;
+  };
+
  public:
-  QueueLoad(const WorkerState& worker, Micros step_ceiling);
+  // What estimates, one after the other, are made in.
+  class Memory {
+    friend class QueueLoad;
+    std::vector<Entry> entries;
+    std::vector<LaneLoad> loads;
+    std::vector<Job> jobs;
+    std::vector<size_t> decoding;
+  };
+  // `memory` is this one's until the next is made.
+  QueueLoad(const WorkerState& worker, Micros step_ceiling, Memory& memory);
   // A request that goes before.
   void AddBefore(const ActiveRequest& request);
   // What is left of a pass that goes before.
@@ -33,20 +65,9 @@ class QueueLoad {
   bool CanWait(TimePoint start, Micros extra);
 
  private:
-  struct Entry {
-    TimePoint deadline;
-    uint32_t tier;
-    size_t lane;  // Lane::index_on_worker
-    RemainingWork work;
-  };
-  struct LaneLoad {
-    uint32_t frames = 0;
-    uint32_t prefill_rows = 0;
-    uint32_t decode_rows = 0;
-    uint32_t decode_steps = 0;
-  };
+  void Add(const ActiveRequest& request, TimePoint deadline, const RemainingWork& work);
   void Sort();
-  std::vector<LaneLoad> SumByLane() const;
+  void SumByLane();
   double Prefill(const Lane& lane, uint32_t frames, uint32_t rows) const;
   double DecodeStep(const Lane& lane, uint32_t rows) const;
   Micros StepLimit(const Lane& lane) const;
@@ -54,7 +75,7 @@ class QueueLoad {
 
   const WorkerState& worker_;
   const Micros ceiling_;
-  std::vector<Entry> entries_;
+  Memory& memory_;
   Micros before_{0};
 };
 

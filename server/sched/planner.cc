@@ -95,10 +95,12 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   ActiveRequest* aged = PickAged(worker, *first_lane);
   if (aged == heads_.front().request) aged = nullptr;  // it goes first anyway
   if (aged != nullptr) {
-    std::stable_partition(heads_.begin(), heads_.end(), [&](const Candidate& head) {
+    // Its head, of which there is one, goes before the others.
+    const auto its = std::find_if(heads_.begin(), heads_.end(), [&](const Candidate& head) {
       return aged_pass_ != nullptr ? head.parked == aged_pass_
                                    : head.parked == nullptr && head.request->lane == aged->lane;
     });
+    if (its != heads_.end()) std::rotate(heads_.begin(), its, its + 1);
   }
   for (const Candidate& head : heads_) {
     lane_ = head.request->lane;
@@ -167,7 +169,7 @@ StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint
   plan.slice = {begin,       end,           pass->layers,
                 pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};
   const CostPrediction predicted = lane_->cost.Predict(plan.shape, plan.slice.share);
-  *record_ = InFlightStep();
+  record_->Clear();
   record_->best_tier = tier;
   record_->earliest_deadline = deadline;
   Publish(plan, predicted);
@@ -318,7 +320,7 @@ void Planner::MarkAged(ActiveRequest& r) {
 }
 
 bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
-  QueueLoad load(worker, options_.step_ceiling);
+  QueueLoad load(worker, options_.step_ceiling, load_memory_);
   for (const Lane* lane : worker.lanes) {
     for (const ActiveRequest* r : lane->active) {
       if (r->klass->tier == 0 && !r->expired(start_)) load.AddBefore(*r);
@@ -341,7 +343,7 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
   plan_.id = id_;
   plan_.worker = lane_->options.worker;
   plan_.model = lane_->options.model;
-  *record_ = InFlightStep();
+  record_->Clear();
   record_->best_tier = kNoCap;
   logit_rows_ = 0;
   reserve_ = Reserve();
@@ -874,6 +876,20 @@ void Planner::Recycle(StepPlan plan) {
   spare_plans_.push_back(std::move(empty));
 }
 
+InFlightStep Planner::TakeRecord() {
+  if (spare_records_.empty()) return {};
+  InFlightStep record = std::move(spare_records_.back());
+  spare_records_.pop_back();
+  return record;
+}
+
+void Planner::Recycle(InFlightStep record) {
+  constexpr size_t kRecords = 4;
+  if (spare_records_.size() >= kRecords) return;
+  record.Clear();
+  spare_records_.push_back(std::move(record));
+}
+
 // The next `count` answer rows of a sample. Its last open row is a decode row.
 void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
   const uint32_t prompt = r.prompt_tokens();
@@ -882,6 +898,9 @@ void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t cou
   item.timeline = r.request.timeline;
   item.begin = prompt + sample.planned_rows;
   item.count = count;
+  // Enough for the request's last token, so that the item grows once: part-full pages end segments.
+  item.pages.reserve((prompt + r.request.action_tokens) / lane_->options.kv.block_tokens + 1 +
+                     r.request.timeline->segments().size());
   sample.sequence->PageTable(item.begin + count, item.pages);
   item.embeddings.resize(r.request.timeline->segments().size());
   item.slot = sample.slot;

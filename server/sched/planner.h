@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "sched/estimate.h"
 #include "sched/scheduler.h"
 #include "sched/worker_state.h"
 
@@ -43,6 +44,9 @@ class Planner {
                                InFlightStep& record);
   // Takes back what a plan that is done with was made of, so that the next ones need no new memory.
   void Recycle(StepPlan plan);
+  // A record with nothing in it, and one that is done with.
+  InFlightStep TakeRecord();
+  void Recycle(InFlightStep record);
 
  private:
   enum class Kind : uint8_t { kDecode, kEncode, kPrefill };
@@ -139,6 +143,7 @@ class Planner {
   const SchedulerOptions& options_;
   std::vector<TrunkItem> spare_items_;  // empty but for their memory
   std::vector<StepPlan> spare_plans_;
+  std::vector<InFlightStep> spare_records_;
 
   // Of the plan being made.
   WorkerState* worker_ = nullptr;
@@ -173,6 +178,7 @@ class Planner {
   std::vector<Candidate> heads_;
   std::vector<Candidate> parked_heads_;
   std::vector<ActiveRequest*> victims_;
+  mutable QueueLoad::Memory load_memory_;
 };
 
 }  // namespace saccade

@@ -86,7 +86,7 @@ class Scheduler::Impl {
   void Sweep(TimePoint now);
   TimePoint NextWake() const;
   std::vector<Outcome> TakeOutcomes() { return std::exchange(outcomes_, {}); }
-  std::vector<SampledToken> TakeEmitted() { return std::exchange(emitted_, {}); }
+  std::span<const SampledToken> emitted() const { return emitted_; }
   bool idle() const;
   SchedulerStats stats() const;
   const CostModel& cost_model(WorkerId worker, ModelId model) const;
@@ -138,7 +138,8 @@ class Scheduler::Impl {
   // Requests a class may hold: its limit, or what it held when that was lowered and still holds.
   std::vector<uint32_t> allowed_;
   std::vector<Outcome> outcomes_;
-  std::vector<SampledToken> emitted_;
+  std::vector<SampledToken> emitted_;  // by the last OnStepDone
+  mutable QueueLoad::Memory load_memory_;
   uint64_t next_step_ = 1;
   uint64_t next_order_ = 1;
   mutable TimePoint next_wake_ = kNever;
@@ -256,7 +257,7 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
                                             TimePoint free_at, TimePoint now) {
   WorkerState& worker = *FindWorker(lane.options.worker);
   const bool over_share = worker.JudgeJoining(r.request.session, Index(r.request.klass), now);
-  QueueLoad load(worker, options_.step_ceiling);
+  QueueLoad load(worker, options_.step_ceiling, load_memory_);
   const ActiveRequest* oldest_lower = nullptr;
   for (const Lane* other : worker.lanes) {
     for (const ActiveRequest* a : other->active) {
@@ -280,7 +281,8 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
   }
   const RemainingWork mine = lane.Remaining(r);
   TimeEstimate estimate = load.Finish(lane, mine, free_at);
-  const Micros alone = QueueLoad(worker, options_.step_ceiling).Finish(lane, mine, free_at).p50;
+  const Micros alone =
+      QueueLoad(worker, options_.step_ceiling, load_memory_).Finish(lane, mine, free_at).p50;
   const double top = std::min(1.0, worker.UsedAbove(options_.classes, 1, now));
   estimate.p50 +=
       Scaled(estimate.p50 - alone, kQueueingReserve * (r.klass->tier == 0 ? top * top : 1.0));
@@ -344,7 +346,7 @@ absl::StatusOr<Lane*> Scheduler::Impl::ChooseLane(ActiveRequest& r, TimePoint no
   }
   const Micros late_by = ToMicros(best_finish - r.deadline);
   const TimeEstimate alone =
-      QueueLoad(worker, options_.step_ceiling).Finish(*best, best->Remaining(r), now);
+      QueueLoad(worker, options_.step_ceiling, load_memory_).Finish(*best, best->Remaining(r), now);
   ErrorInfo info;
   info.reason = Reason::kLate;
   info.deadline = ToMicros(r.deadline - r.request.arrival);
@@ -382,7 +384,7 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
       if (lane->options.model != r.request.model || !lane->CheckFits(r.request).ok()) continue;
       r.samples.resize(r.request.samples);
       lane->Estimate(r);
-      QueueLoad alone(*FindWorker(lane->options.worker), options_.step_ceiling);
+      QueueLoad alone(*FindWorker(lane->options.worker), options_.step_ceiling, load_memory_);
       info.retry_after =
           std::max(*info.retry_after, alone.Finish(*lane, lane->Remaining(r), now).p50);
       break;
@@ -415,6 +417,10 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
   Bind(r, *lane);
   ++counts.queued;
   if (r.may_expire() && wake_known_) next_wake_ = std::min(next_wake_, r.deadline);
+  // What every token of it goes into, so that none needs new memory.
+  if (!r.search) {
+    for (SampleState& sample : r.samples) sample.tokens.reserve(r.request.action_tokens);
+  }
   requests_.emplace(r.request.id, std::move(owned));
   return absl::OkStatus();
 }
@@ -464,7 +470,7 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
     return std::nullopt;
   }
   const TimePoint start = std::max(now, free_at);
-  InFlightStep record;
+  InFlightStep record = planner_.TakeRecord();
   const auto make = [&] {
     for (Lane* lane : worker->lanes) DropUnwanted(*lane, now);
     return planner_.Plan(*worker, StepId(next_step_), now, start, record);
@@ -480,7 +486,10 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
   }
   if (!plan && Steal(*worker)) plan = make();
   for (Lane* lane : worker->lanes) lane->planned_epoch = lane->epoch;
-  if (!plan) return std::nullopt;
+  if (!plan) {
+    planner_.Recycle(std::move(record));
+    return std::nullopt;
+  }
   ++next_step_;
   for (ActiveRequest* r : record.named()) {
     if (r->planned) continue;
@@ -541,8 +550,9 @@ bool Scheduler::Impl::ShouldRevoke(const StepPlan& queued, TimePoint now) const 
       if (tier != 0 || step.best_tier != 0 || r->deadline >= step.earliest_deadline) continue;
       // Of one tier: only when waiting for the step would make it miss its deadline.
       const TimePoint after = std::max(worker->busy_until, now);
-      const Micros rest =
-          QueueLoad(*worker, options_.step_ceiling).Finish(*lane, lane->Remaining(*r), after).p50;
+      const Micros rest = QueueLoad(*worker, options_.step_ceiling, load_memory_)
+                              .Finish(*lane, lane->Remaining(*r), after)
+                              .p50;
       if (after + rest > r->deadline && after - step.p50 + rest <= r->deadline) return true;
     }
   }
@@ -570,7 +580,7 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   if (worker == nullptr || worker->in_flight.empty() || worker->in_flight.back().id != plan.id) {
     return;
   }
-  const InFlightStep step = std::move(worker->in_flight.back());
+  InFlightStep step = std::move(worker->in_flight.back());
   worker->in_flight.pop_back();
   Lane& lane = *step.lane;
   ++lane.epoch;
@@ -598,6 +608,7 @@ void Scheduler::Impl::OnStepRevoked(const StepPlan& plan, TimePoint now) {
   }
   SettleAll(plan, now);
   DropUnwanted(lane, now);
+  planner_.Recycle(std::move(step));
 }
 
 // Everything in `plan` is plannable again.
@@ -653,12 +664,13 @@ void Scheduler::Impl::DropUnwanted(Lane& lane, TimePoint now) {
 // ---------------------------------------------------------------------------------------- results
 
 void Scheduler::Impl::OnStepDone(const StepPlan& plan, const StepResult& result, TimePoint now) {
+  emitted_.clear();
   WorkerState* worker = FindWorker(plan.worker);
   if (worker == nullptr || worker->in_flight.empty() || worker->in_flight.front().id != plan.id) {
     return;  // of a lost worker
   }
-  const InFlightStep step = std::move(worker->in_flight.front());
-  worker->in_flight.pop_front();
+  InFlightStep step = std::move(worker->in_flight.front());
+  worker->in_flight.erase(worker->in_flight.begin());
   Lane& lane = *step.lane;
   ++lane.epoch;
   if (result.status.ok()) {
@@ -683,6 +695,7 @@ void Scheduler::Impl::OnStepDone(const StepPlan& plan, const StepResult& result,
   }
   SettleAll(plan, now);
   DropUnwanted(lane, now);
+  planner_.Recycle(std::move(step));
 }
 
 // A pass has failed with its first slice that fails; its work is accounted for when no slice of it
@@ -1222,7 +1235,7 @@ void Scheduler::OnWorkerLost(WorkerId worker, TimePoint now) { impl_->OnWorkerLo
 void Scheduler::Sweep(TimePoint now) { impl_->Sweep(now); }
 TimePoint Scheduler::NextWake() const { return impl_->NextWake(); }
 std::vector<Outcome> Scheduler::TakeOutcomes() { return impl_->TakeOutcomes(); }
-std::vector<SampledToken> Scheduler::TakeEmitted() { return impl_->TakeEmitted(); }
+std::span<const SampledToken> Scheduler::emitted() const { return impl_->emitted(); }
 bool Scheduler::idle() const { return impl_->idle(); }
 SchedulerStats Scheduler::stats() const { return impl_->stats(); }
 const CostModel& Scheduler::cost_model(WorkerId worker, ModelId model) const {

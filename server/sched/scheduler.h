@@ -173,9 +173,9 @@ class Scheduler {
   TimePoint NextWake() const;
   // Outcomes since the last call, in order.
   std::vector<Outcome> TakeOutcomes();
-  // Tokens of samples since the last call, in order: nothing of a request or a sample that had
-  // ended, and nothing of beams, which may still be dropped.
-  std::vector<SampledToken> TakeEmitted();
+  // Tokens of samples that the last OnStepDone brought, in order, until the next one: nothing of a
+  // request or a sample that had ended, and nothing of beams, which may still be dropped.
+  std::span<const SampledToken> emitted() const;
   bool idle() const;  // no request and no step in flight
   SchedulerStats stats() const;
   const CostModel& cost_model(WorkerId worker, ModelId model) const;

@@ -132,6 +132,15 @@ struct StepResult {
   TimePoint finished{};
   std::vector<SampledToken> tokens;
   std::vector<TopTokens> tops{};
+
+  // As new, in old memory.
+  void Clear() {
+    id = StepId();
+    status = absl::OkStatus();
+    started = finished = TimePoint();
+    tokens.clear();
+    tops.clear();
+  }
 };
 
 }  // namespace saccade

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <utility>
@@ -28,6 +27,17 @@ struct InFlightStep {
   std::vector<Charge> charges;           // one per item
   std::shared_ptr<Pass> pass;            // not null: a slice of it
 
+  // As new, in old memory.
+  void Clear() {
+    std::vector<ActiveRequest*> old_requests = std::move(requests);
+    std::vector<Charge> old_charges = std::move(charges);
+    *this = InFlightStep();
+    requests = std::move(old_requests);
+    charges = std::move(old_charges);
+    requests.clear();
+    charges.clear();
+  }
+
   // By item, of a slice too.
   const std::vector<ActiveRequest*>& named() const {
     return pass != nullptr ? pass->requests : requests;
@@ -37,9 +47,9 @@ struct InFlightStep {
 struct WorkerState {
   WorkerId id;
   std::vector<Lane*> lanes;
-  std::deque<InFlightStep> in_flight;  // oldest first
-  TimePoint busy_until{};              // predicted end of `in_flight`
-  TimePoint next_aged{};               // ageing has used its share until then
+  std::vector<InFlightStep> in_flight;  // oldest first
+  TimePoint busy_until{};               // predicted end of `in_flight`
+  TimePoint next_aged{};                // ageing has used its share until then
   // Stride scheduling: predicted microseconds a class has got, divided by its shares. The lowest
   // goes first among classes of a tier.
   std::vector<double> class_pass;

@@ -33,7 +33,7 @@ inline std::shared_ptr<const Timeline> Prompt(int32_t seed, uint32_t tokens) {
   return builder.Build();
 }
 
-inline LaneOptions Lane() {
+inline LaneOptions Lane(uint32_t answer) {
   LaneOptions lane;
   lane.worker = WorkerId(0);
   lane.model = ModelId(0);
@@ -41,14 +41,14 @@ inline LaneOptions Lane() {
   for (PartitionQuota& quota : lane.kv.partitions) quota = {0, lane.kv.num_blocks};
   lane.embedding_slots = 64;
   lane.sequence_slots = 512;
-  lane.max_action_tokens = 64;
+  lane.max_action_tokens = answer;
   lane.max_rows = 512;
   lane.max_frames = 8;
   lane.max_logit_rows = 64;
   return lane;
 }
 
-inline std::unique_ptr<Scheduler> MakeScheduler() {
+inline std::unique_ptr<Scheduler> MakeScheduler(uint32_t answer) {
   SchedulerOptions options;
   for (uint32_t c = 0; c < 4; ++c) {
     LatencyClass klass;
@@ -60,14 +60,16 @@ inline std::unique_ptr<Scheduler> MakeScheduler() {
     options.classes.push_back(klass);
   }
   options.step_ceiling = Micros(10'000);
-  const LaneOptions lane = Lane();
+  const LaneOptions lane = Lane(answer);
   return Must(Scheduler::Create(options, {&lane, 1}));
 }
 
 // Simulated time: a step takes what its rows cost.
 class SchedulerLoad {
  public:
-  SchedulerLoad() : scheduler_(MakeScheduler()) {
+  // `answer`: tokens of a request.
+  explicit SchedulerLoad(uint32_t answer = 40)
+      : scheduler_(MakeScheduler(answer)), answer_(answer) {
     for (int32_t i = 0; i < 64; ++i) prompts_.push_back(Prompt(i, 120));
   }
   // Offers what is missing; the number of offers.
@@ -81,7 +83,7 @@ class SchedulerLoad {
       request.klass = ClassId(static_cast<int32_t>(next_ % 4));
       request.arrival = now_;
       request.timeline = prompts_[next_ % prompts_.size()];
-      request.action_tokens = 40;
+      request.action_tokens = answer_;
       if (!scheduler_->Offer(std::move(request), now_).ok()) std::exit(2);
     }
     return next_ - first;
@@ -92,7 +94,7 @@ class SchedulerLoad {
   }
   // The worker's part; the number of tokens it gives.
   size_t Execute() {
-    result_ = StepResult();
+    result_.Clear();
     result_.id = plan_->id;
     result_.started = now_;
     now_ += Micros(200 + 50 * plan_->shape.prefill_rows + 250 * plan_->shape.decode_rows);
@@ -113,6 +115,7 @@ class SchedulerLoad {
 
  private:
   std::unique_ptr<Scheduler> scheduler_;
+  const uint32_t answer_;
   std::vector<std::shared_ptr<const Timeline>> prompts_;
   std::optional<StepPlan> plan_;
   StepResult result_;
@@ -126,7 +129,7 @@ class KvLoad {
  public:
   static constexpr uint32_t kBlocks = 64;  // of one Churn
   static constexpr uint32_t kCached = 20;  // blocks that Find finds
-  KvLoad() : cache_(Must(KvCache::Create(Lane().kv))), find_(Cached()) {
+  KvLoad() : cache_(Must(KvCache::Create(Lane(40).kv))), find_(Cached()) {
     for (int32_t i = 0; i < 32; ++i) prompts_.push_back(Prompt(100 + i, kBlocks * 16));
     auto sequence = cache_->Open(Cached(), now_);
     KvTransaction transaction = cache_->Begin(now_);

@@ -745,7 +745,7 @@ inline void Simulation::FinishStep(Worker& worker) {
   for (const TrunkItem& item : plan.trunk) named.insert(item.request.value());
   for (const EncodeItem& item : plan.encodes) named.insert(item.request.value());
   for (const uint64_t id : named) ++Find(RequestId(id))->steps;
-  for (const SampledToken& token : scheduler_->TakeEmitted()) {
+  for (const SampledToken& token : scheduler_->emitted()) {
     Tracked& r = *Find(token.request);
     ASSERT_FALSE(r.outcome.has_value()) << "a token after the end";
     ASSERT_EQ(r.streamed[token.sample].size(), token.index) << "a token is lost or repeated";
