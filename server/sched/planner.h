@@ -1,5 +1,6 @@
 #pragma once
-// Planner: chooses the work of one step. Private to sched/.
+// Planner: chooses the work of one step: whose turn it is (planner.cc), what joins the step
+// (planner_step.cc), in which rows and frames (planner_items.cc). Private to sched/.
 //
 // Order inside a lane, most urgent first: tier; requests that can still meet their deadline before
 // those that cannot; decode rows before the rest (they are one row each, and a long prefill must
@@ -25,6 +26,7 @@
 // it.
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -79,47 +81,11 @@ class Planner {
     uint32_t rows() const { return shape.prefill_rows; }
   };
 
-  static bool StepOrder(const Candidate& a, const Candidate& b);
-  static bool MoreUrgent(const Candidate& a, const Candidate& b);
-  Candidate CandidateOf(const WorkerState& worker, ActiveRequest& r, Micros first) const;
-  void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
-  void AddParked(const Candidate& c);
-  ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
-  void MarkAged(ActiveRequest& r);
-  bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
+  static constexpr uint32_t kNoCap = std::numeric_limits<uint32_t>::max();
 
-  StepPlan PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint deadline);
-  StepPlan CutPlan();
-  void Publish(StepPlan& plan, const CostPrediction& predicted);
-  void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
-  bool SetCut(const ActiveRequest& r, const StepShape& unit);
-  bool Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit);
-  bool ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone);
-  void TakeCopies();
-  StepShape UnitOf(const ActiveRequest& r) const;
   uint32_t PlaceOf(const ActiveRequest& r) const {
     return TiersAbove(options_.classes, r.klass->tier);
   }
-  void EnterTier(const Candidate& entering, const std::vector<Candidate>& others);
-  Micros TimeLimit(const Candidate& c);
-  void ForceUnit(ActiveRequest& aged);
-  bool EnsureStarted(ActiveRequest& r, bool aged);
-  bool MakeRoom(ActiveRequest& r, bool can_wait);
-  Reserve FirstUnit(const ActiveRequest& r) const;
-
-  void PlanDecode(ActiveRequest& r, Micros limit);
-  void PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames);
-  void PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows);
-  void PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows);
-  void PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count);
-  uint32_t FitRows(uint32_t wanted, Micros limit) const;
-  bool Fits(const StepShape& more, Micros limit) const;
-  bool Full() const;
-  void AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item);
-  void Name(ActiveRequest& r);
-  void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);
-  void Constrain(const Candidate& c);
-
   // Where one decode row of a trunk that cannot be cut takes longer than the ceiling, as reading
   // large weights does, others may add half of its time: the ceiling is passed anyway, and alone in
   // their steps the rows would never be batched. Only what was seen counts: a price taken from
@@ -135,9 +101,50 @@ class Planner {
   }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
+
+  // --- planner.cc ---
+  static bool MoreUrgent(const Candidate& a, const Candidate& b);
+  void Publish(StepPlan& plan, const CostPrediction& predicted);
+  Candidate CandidateOf(const WorkerState& worker, ActiveRequest& r, Micros first) const;
+  void AddParked(const Candidate& c);
+  void Collect(const WorkerState& worker, Lane& lane, std::vector<Candidate>& out);
+  ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
+  void MarkAged(ActiveRequest& r);
+  bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
+  StepPlan CutPlan();
+  StepPlan PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint deadline);
+
+  // --- planner_step.cc ---
+  static bool StepOrder(const Candidate& a, const Candidate& b);
+  void BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged);
+  void TakeCopies();
+  StepShape UnitOf(const ActiveRequest& r) const;
+  bool SetCut(const ActiveRequest& r, const StepShape& unit);
+  bool Admits(const ActiveRequest& r, const StepShape& unit, Micros& limit);
+  bool ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone);
+  void EnterTier(const Candidate& entering, const std::vector<Candidate>& others);
+  Micros TimeLimit(const Candidate& c);
+  void Constrain(const Candidate& c);
+  void ForceUnit(ActiveRequest& aged);
+  bool EnsureStarted(ActiveRequest& r, bool aged);
+  bool MakeRoom(ActiveRequest& r, bool can_wait);
+
+  // --- planner_items.cc ---
+  static bool HasWantedFrame(const ActiveRequest& r);
   uint32_t RowsLeft() const;
   uint32_t LogitRowsLeft() const;
-
+  bool Full() const;
+  bool Fits(const StepShape& more, Micros limit) const;
+  uint32_t FitRows(uint32_t wanted, Micros limit) const;
+  Reserve FirstUnit(const ActiveRequest& r) const;
+  void PlanDecode(ActiveRequest& r, Micros limit);
+  void PlanEncodes(ActiveRequest& r, Micros limit, uint32_t max_frames);
+  void PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows);
+  void PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows);
+  void PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count);
+  void AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item);
+  void Name(ActiveRequest& r);
+  void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);
   TrunkItem TakeItem();  // as new, in old memory
 
   const SchedulerOptions& options_;
