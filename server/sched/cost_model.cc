@@ -90,10 +90,6 @@ double CostModel::Mean(const Features& x) const {
   return us;
 }
 
-bool CostModel::Knows(const StepShape& shape) const {
-  return sums_[KindOf(FeaturesOf(shape))].count >= kTrustAfter;
-}
-
 CostPrediction CostModel::PredictOf(const Features& x) const {
   const double us = Mean(x);
   return {ToMicrosClamped(us * p50_factor_), ToMicrosClamped(us * p99_factor_)};

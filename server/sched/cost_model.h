@@ -37,8 +37,6 @@ class CostModel {
   void Observe(const StepShape& shape, Micros took);
   void Observe(const StepShape& shape, const LayerShare& part, Micros took);
   uint64_t observations() const { return observations_; }
-  // Whether steps of this kind (of the same work: frames, prefill rows, decode rows) were seen.
-  bool Knows(const StepShape& shape) const;
 
   // Everything it knows as kSavedNumbers finite numbers, and back: the copy predicts and learns as
   // the original. INVALID_ARGUMENT for numbers that no model could have reached.

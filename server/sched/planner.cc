@@ -85,9 +85,9 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     // Put before another lane's work, or where either is cut, it gets its unit and nothing is added
     // to it.
     if (forced != nullptr && !forced->started) lane_->Estimate(*forced);
-    const bool alone = forced != nullptr &&
-                       (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling(*lane_)) ||
-                        lane_->NeedsCut(UnitOf(*head_), Ceiling(*lane_)));
+    const bool alone =
+        forced != nullptr && (lane_ != first_lane || lane_->NeedsCut(UnitOf(*forced), Ceiling()) ||
+                              lane_->NeedsCut(UnitOf(*head_), Ceiling()));
     BuildStep(candidates, forced, alone);
     if (empty() && alone) {
       head_ = head.request;
@@ -95,7 +95,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     }
     if (empty()) continue;
     const CostPrediction predicted = lane_->cost.Predict(plan_.shape);
-    if (cut_ != Cut::kNone && predicted.p99 > Ceiling(*lane_)) return CutPlan();
+    if (cut_ != Cut::kNone && predicted.p99 > Ceiling()) return CutPlan();
     Publish(plan_, predicted);
     return std::exchange(plan_, StepPlan());
   }
@@ -216,19 +216,18 @@ ActiveRequest* Planner::PickAged(WorkerState& worker, const Lane& first) {
   if (oldest == nullptr) return nullptr;
   const Lane& lane = *oldest->lane;
   StepShape unit = UnitOf(*oldest);
-  const bool cut = lane.NeedsCut(unit, Ceiling(lane));
+  const bool cut = lane.NeedsCut(unit, Ceiling());
   aged_pass_ = lane.WaitsFor(*oldest, options_.min_prefill_chunk);
   if (aged_pass_ == nullptr && cut) aged_pass_ = lane.parked[PlaceOf(*oldest)].get();
   if (aged_pass_ != nullptr) {
     const auto head = std::find_if(parked_heads_.begin(), parked_heads_.end(),
                                    [&](const Candidate& c) { return c.parked == aged_pass_; });
     if (head == parked_heads_.end()) return nullptr;
-    const LayerShare part =
-        lane.split(aged_pass_->vision)
-            .Part(aged_pass_->planned, lane.SliceEnd(*aged_pass_, Ceiling(lane)));
+    const LayerShare part = lane.split(aged_pass_->vision)
+                                .Part(aged_pass_->planned, lane.SliceEnd(*aged_pass_, Ceiling()));
     aged_cost_ = std::max(Micros(1), lane.cost.Predict(aged_pass_->plan.shape, part).p50);
   } else if (cut) {
-    aged_cost_ = Ceiling(lane);
+    aged_cost_ = Ceiling();
   } else {
     // On the lane whose turn it is, it shares its step with other decodes, and so their base. On
     // another lane it has a step of its own.
@@ -284,7 +283,7 @@ StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint
   StepPlan plan = pass->plan;
   plan.id = id_;
   const uint32_t begin = pass->planned;
-  const uint32_t end = lane_->SliceEnd(*pass, Ceiling(*lane_));
+  const uint32_t end = lane_->SliceEnd(*pass, Ceiling());
   if (begin > 0) plan.copies.clear();
   plan.slice = {begin,       end,           pass->layers,
                 pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};

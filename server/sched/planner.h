@@ -86,18 +86,8 @@ class Planner {
   uint32_t PlaceOf(const ActiveRequest& r) const {
     return TiersAbove(options_.classes, r.klass->tier);
   }
-  // Where one decode row of a trunk that cannot be cut takes longer than the ceiling, as reading
-  // large weights does, others may add half of its time: the ceiling is passed anyway, and alone in
-  // their steps the rows would never be batched. Only what was seen counts: a price taken from
-  // mixed steps may be theirs.
-  Micros Ceiling(const Lane& lane) const {
-    const Micros ceiling = options_.step_ceiling;
-    if (ceiling.count() == 0) return Micros::max();
-    if (lane.trunk_split.divisible()) return ceiling;
-    const StepShape row = {0, 0, 1};
-    if (!lane.cost.Knows(row)) return ceiling;
-    const Micros takes = lane.cost.Predict(row).p99;
-    return takes > ceiling ? takes * 3 / 2 : ceiling;
+  Micros Ceiling() const {
+    return options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
   }
   bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }

@@ -107,16 +107,15 @@ StepShape Planner::UnitOf(const ActiveRequest& r) const {
 // the ceiling. False: the place for that pass is taken.
 bool Planner::SetCut(const ActiveRequest& r, const StepShape& unit) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling(*lane_);
-  if (!lane_->NeedsCut(unit, Ceiling(*lane_))) return true;
+  step_limit_ = Ceiling();
+  if (!lane_->NeedsCut(unit, Ceiling())) return true;
   if (lane_->parked[PlaceOf(r)] != nullptr) return false;
   const bool vision = unit.frames > 0;
   cut_ = vision ? Cut::kVision : Cut::kTrunk;
   pass_tier_ = r.klass->tier;
   step_limit_ = lane_->PassLimit(unit);
   const LayerShare layer = lane_->split(vision).largest();
-  layer_limit_ =
-      std::max(Ceiling(*lane_), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
+  layer_limit_ = std::max(Ceiling(), Scaled(lane_->cost.Predict(unit, layer).p99, kLongLayer));
   return true;
 }
 
@@ -136,8 +135,8 @@ bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limi
 // for which others leave room. False: nothing can be planned.
 bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling(*lane_);
-  if (!lane_->divisible() || Ceiling(*lane_) == Micros::max()) return true;
+  step_limit_ = Ceiling();
+  if (!lane_->divisible() || Ceiling() == Micros::max()) return true;
   ActiveRequest* first = alone ? aged : head_;
   if (!first->started) lane_->Estimate(*first);
   if (!SetCut(*first, UnitOf(*first))) return false;
@@ -230,7 +229,7 @@ void Planner::ForceUnit(ActiveRequest& aged) {
   if (!EnsureStarted(aged, true)) return;
   // A pass is for as many rows as it may take: its slices are what is small.
   const uint32_t rows =
-      lane_->NeedsCut(UnitOf(aged), Ceiling(*lane_)) ? kNoCap : options_.min_prefill_chunk;
+      lane_->NeedsCut(UnitOf(aged), Ceiling()) ? kNoCap : options_.min_prefill_chunk;
   if (HasWantedFrame(aged)) {
     PlanEncodes(aged, step_limit_, 1);
   } else if (aged.prompt_planned < aged.prompt_tokens()) {

@@ -804,11 +804,7 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   EXPECT_LE(shape.frames, lane->max_frames);
   EXPECT_LE(shape.prefill_rows + shape.decode_rows, lane->max_rows);
   EXPECT_LE(logits, lane->max_logit_rows);
-  // Where a decode row alone is known to take longer, half of it more is allowed.
-  const CostModel& cost = scheduler_->cost_model(plan.worker, plan.model);
-  const Micros row = cost.Knows({0, 0, 1}) ? cost.Predict({0, 0, 1}).p99 : Micros(0);
-  const Micros configured = options_.scheduler.step_ceiling;
-  const Micros ceiling = configured.count() > 0 && row > configured ? row * 3 / 2 : configured;
+  const Micros ceiling = options_.scheduler.step_ceiling;
   if (ceiling.count() > 0 && plan.predicted_p99 > ceiling) {
     SCOPED_TRACE(testing::Message()
                  << "predicted " << plan.predicted_p99.count() << " us, " << shape.frames
