@@ -21,12 +21,12 @@ uint32_t CeilDiv(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 QueueLoad::QueueLoad(const WorkerState& worker, Micros step_ceiling, Memory& memory)
     : worker_(worker), ceiling_(step_ceiling), memory_(memory) {
-  memory_.entries.clear();
+  memory_.entries_.clear();
 }
 
 void QueueLoad::Add(const ActiveRequest& request, TimePoint deadline, const RemainingWork& work) {
-  memory_.entries.push_back(
-      {deadline, request.klass->tier, memory_.entries.size(), request.lane->index_on_worker, work});
+  memory_.entries_.push_back({deadline, request.klass->tier, memory_.entries_.size(),
+                              request.lane->index_on_worker, work});
 }
 
 void QueueLoad::AddBefore(const ActiveRequest& request) {
@@ -39,15 +39,15 @@ void QueueLoad::AddAlongside(const ActiveRequest& request) {
 }
 
 void QueueLoad::Sort() {
-  std::sort(memory_.entries.begin(), memory_.entries.end(), [](const Entry& a, const Entry& b) {
+  std::sort(memory_.entries_.begin(), memory_.entries_.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.tier, a.deadline, a.number) < std::tie(b.tier, b.deadline, b.number);
   });
 }
 
 void QueueLoad::SumByLane() {
-  memory_.loads.assign(worker_.lanes.size(), LaneLoad());
-  for (const Entry& entry : memory_.entries) {
-    LaneLoad& load = memory_.loads[entry.lane];
+  memory_.loads_.assign(worker_.lanes.size(), LaneLoad());
+  for (const Entry& entry : memory_.entries_) {
+    LaneLoad& load = memory_.loads_[entry.lane];
     load.frames += entry.work.frames;
     load.prefill_rows += entry.work.prefill_rows;
     load.decode_rows += entry.work.decode_rows;
@@ -90,7 +90,7 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
   double time = Us(before_);
   if (worker_.lanes.size() > 1) {
     SumByLane();
-    const std::vector<LaneLoad>& loads = memory_.loads;
+    const std::vector<LaneLoad>& loads = memory_.loads_;
     for (size_t i = 0; i < loads.size(); ++i) {
       if (i == lane.index_on_worker) continue;
       const Lane& other = *worker_.lanes[i];
@@ -107,9 +107,9 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
                work.decode_rows};
   };
   Sort();
-  std::vector<Job>& jobs = memory_.jobs;
+  std::vector<Job>& jobs = memory_.jobs_;
   jobs.clear();
-  for (const Entry& entry : memory_.entries) {
+  for (const Entry& entry : memory_.entries_) {
     if (entry.lane != lane.index_on_worker) continue;
     const double deadline =
         entry.deadline == kNever ? kNoLimit : Us(ToMicros(entry.deadline - start));
@@ -118,7 +118,7 @@ TimeEstimate QueueLoad::Finish(const Lane& lane, const RemainingWork& mine, Time
   jobs.push_back(job_of(mine, kNoLimit));
   // Prefills go in order, so only jobs that decode and the first that waits are ever touched.
   const size_t me = jobs.size() - 1;
-  std::vector<size_t>& decoding = memory_.decoding;
+  std::vector<size_t>& decoding = memory_.decoding_;
   decoding.clear();
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].prefill <= 0 && jobs[i].decode_steps > 0) decoding.push_back(i);
@@ -171,12 +171,12 @@ bool QueueLoad::CanWait(TimePoint start, Micros extra) {
   SumByLane();
   double decode = 0;
   for (size_t i = 0; i < worker_.lanes.size(); ++i) {
-    decode += DecodeStep(*worker_.lanes[i], memory_.loads[i].decode_rows);
+    decode += DecodeStep(*worker_.lanes[i], memory_.loads_[i].decode_rows);
   }
-  std::vector<LaneLoad>& sums = memory_.loads;
+  std::vector<LaneLoad>& sums = memory_.loads_;
   sums.assign(worker_.lanes.size(), LaneLoad());
   double all = Us(before_);  // and the prefills up to the entry
-  for (const Entry& entry : memory_.entries) {
+  for (const Entry& entry : memory_.entries_) {
     if (entry.work.frames > 0 || entry.work.prefill_rows > 0) {
       LaneLoad& sum = sums[entry.lane];
       sum.frames += entry.work.frames;

@@ -43,10 +43,10 @@ class QueueLoad {
   // What estimates, one after the other, are made in.
   class Memory {
     friend class QueueLoad;
-    std::vector<Entry> entries;
-    std::vector<LaneLoad> loads;
-    std::vector<Job> jobs;
-    std::vector<size_t> decoding;
+    std::vector<Entry> entries_;
+    std::vector<LaneLoad> loads_;
+    std::vector<Job> jobs_;
+    std::vector<size_t> decoding_;
   };
   // `memory` is this one's until the next is made.
   QueueLoad(const WorkerState& worker, Micros step_ceiling, Memory& memory);
