@@ -143,7 +143,7 @@ class FakeDevice {
   uint64_t& Cell(const TrunkItem& item, uint32_t token, size_t& page);
   void ReadInputs(const StepPlan& plan, std::vector<uint64_t>& out) const;
 
-  const LaneOptions options_;
+  LaneOptions options_;
   std::map<uint32_t, Parked> parked_;  // by place
   StepId failed_;
   std::vector<uint64_t> kv_;
@@ -282,6 +282,11 @@ class Simulation {
   // One more event; false when there is none.
   bool Step();
 
+  // Models come and go. What they hold in the device is lost with them.
+  absl::Status AddLane(const LaneOptions& lane);
+  std::optional<std::vector<std::shared_ptr<saccade::Lane>>> RemoveModel(uint32_t model);
+  void FailModel(uint32_t model);
+
   void Cancel(size_t request);
   void CancelSession(uint64_t session);
   void LoseWorker(int32_t worker);
@@ -332,6 +337,7 @@ class Simulation {
   void Pump();
   void Deliver();
   void CheckAll();
+  void AddDevice(const LaneOptions& lane);
   std::vector<std::vector<int32_t>> Expected(const Tracked& request) const;
   static std::vector<std::vector<int32_t>> ExpectedBeams(const Tracked& r, const Chain& prompt);
   Tracked* Find(RequestId id);
@@ -463,12 +469,45 @@ inline Simulation::Simulation(Options options)
   auto scheduler = Scheduler::Create(options_.scheduler, options_.lanes);
   EXPECT_TRUE(scheduler.ok()) << scheduler.status();
   scheduler_ = *std::move(scheduler);
-  for (const LaneOptions& lane : options_.lanes) {
-    devices_.emplace_back(lane);
-    const bool known = std::any_of(workers_.begin(), workers_.end(),
-                                   [&](const Worker& w) { return w.id == lane.worker; });
-    if (!known) workers_.emplace_back().id = lane.worker;
+  for (const LaneOptions& lane : options_.lanes) AddDevice(lane);
+}
+
+inline void Simulation::AddDevice(const LaneOptions& lane) {
+  devices_.emplace_back(lane);
+  const bool known = std::any_of(workers_.begin(), workers_.end(),
+                                 [&](const Worker& w) { return w.id == lane.worker; });
+  if (!known) workers_.emplace_back().id = lane.worker;
+}
+
+inline absl::Status Simulation::AddLane(const LaneOptions& lane) {
+  ASSIGN_OR_RETURN(auto made, Scheduler::MakeLane(lane, ParkingPlaces(options_.scheduler.classes)));
+  const absl::Status status = scheduler_->AddLane(std::move(made));
+  CheckAll();
+  if (!status.ok()) return status;
+  options_.lanes.push_back(lane);
+  AddDevice(lane);
+  After(Micros(0), [] {});  // the engine looks for work
+  return status;
+}
+
+inline std::optional<std::vector<std::shared_ptr<saccade::Lane>>> Simulation::RemoveModel(
+    uint32_t model) {
+  const ModelId id(static_cast<int32_t>(model));
+  auto removed = scheduler_->RemoveModel(id);
+  CheckAll();
+  for (size_t i = options_.lanes.size(); removed && i-- > 0;) {
+    if (options_.lanes[i].model != id) continue;
+    options_.lanes.erase(options_.lanes.begin() + static_cast<std::ptrdiff_t>(i));
+    devices_.erase(devices_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  return removed;
+}
+
+inline void Simulation::FailModel(uint32_t model) {
+  scheduler_->FailModel(ModelId(static_cast<int32_t>(model)), absl::UnavailableError("unloaded"),
+                        now_);
+  CheckAll();
+  After(Micros(0), [] {});
 }
 
 inline ContentRef Simulation::Frame(uint64_t number) {
@@ -589,10 +628,12 @@ inline void Simulation::RunToIdle(Micros limit) {
 
 inline void Simulation::Cancel(size_t request) {
   scheduler_->Fail(requests_[request].id, absl::CancelledError("cancelled"), now_);
+  CheckAll();
 }
 
 inline void Simulation::CancelSession(uint64_t session) {
   scheduler_->FailSession(SessionId(session), absl::CancelledError("gone"), now_);
+  CheckAll();
 }
 
 inline void Simulation::LoseWorker(int32_t worker) {
@@ -603,6 +644,8 @@ inline void Simulation::LoseWorker(int32_t worker) {
     w.queued.reset();
   }
   scheduler_->OnWorkerLost(WorkerId(worker), now_);
+  CheckAll();
+  After(Micros(0), [] {});
 }
 
 inline void Simulation::FailRunningStep(int32_t worker) {
