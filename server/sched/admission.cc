@@ -208,6 +208,8 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
     ErrorInfo info;
     info.reason = Reason::kQueueFull;
     info.retry_after = kLeastRetry;
+    // Its place is taken at once: also above a lowered limit the class holds as many as before.
+    const uint32_t allowed = allowed_[Index(r.request.klass)];
     Finish(*gives_way,
            MakeError(absl::StatusCode::kResourceExhausted,
                      StrCat("class ", r.klass->name,
@@ -215,6 +217,7 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
                      info),
            now);
     Settle(*gives_way, now);
+    allowed_[Index(r.request.klass)] = allowed;
   }
   r.order = next_order_++;
   r.served_at = r.request.arrival;

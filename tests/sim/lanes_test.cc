@@ -607,6 +607,33 @@ TEST(Lanes, ALoweredQueueLimitEndsNothingThatIsHeld) {
   sim.ExpectBaseline();
 }
 
+// Above the lowered limit a session that has more than others still gives way, and what the class
+// holds does not grow.
+TEST(Lanes, ALoweredQueueLimitIsFairToOtherSessions) {
+  Simulation sim(CutAndSmall(false));
+  const Scene scene = SetTheScene(sim, {"", false, Where::kBoth}, 1);
+  std::vector<size_t> many;
+  for (uint32_t i = 0; i < 6; ++i) {
+    Spec spec = LargeSpec(sim, false, i);
+    spec.session = 40;
+    many.push_back(sim.Offer(spec));
+  }
+  sim.scheduler().SetMaxQueued(ClassId(kBestEffort), 2);
+  const size_t other = sim.Offer(LargeSpec(sim, false, 8));
+  ASSERT_TRUE(sim.scheduler().CheckInvariants().ok()) << sim.scheduler().CheckInvariants();
+  EXPECT_TRUE(sim.request(other).offered.ok());
+  ASSERT_TRUE(sim.Step());
+  const SchedulerStats::Class c = sim.scheduler().stats().classes[kBestEffort];
+  EXPECT_EQ(c.queued + c.running, 8u);
+  ASSERT_TRUE(sim.request(many[5]).outcome.has_value());
+  EXPECT_EQ(sim.request(many[5]).reason(), Reason::kQueueFull);
+  sim.RunToIdle();
+  for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(sim.request(many[i]).ok());
+  EXPECT_TRUE(sim.request(other).ok());
+  EXPECT_TRUE(sim.request(scene.large[0]).ok());
+  sim.ExpectBaseline();
+}
+
 TEST(Lanes, QueueLimitsThatMeanNothingAreIgnored) {
   Simulation sim(CutAndSmall(false));
   sim.scheduler().SetMaxQueued(ClassId(kControl), 0);
