@@ -1,10 +1,11 @@
-// Random scenarios: any mix of load, limits, faults and cancellations. The simulation checks every
-// plan, answer and invariant; here it is asserted that nothing is lost and everything is given
-// back.
+// Random scenarios: any mix of load, limits, faults, cancellations and models that come and go. The
+// simulation checks every plan, answer and invariant; here it is asserted that nothing is lost and
+// everything is given back.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
+#include "sched/lane.h"
 #include "tests/sim/sched_random.h"
 #include "tests/sim/sim.h"
 
@@ -19,6 +20,7 @@ struct Totals {
   uint64_t revoked = 0;
   uint64_t resumed = 0;
   size_t slices = 0;
+  size_t removed = 0;    // models
   size_t overtaken = 0;  // slices after which another step ran before the next one of the pass
 };
 
@@ -109,6 +111,8 @@ void RunScenario(Random random, Totals& totals) {
     if (random.Chance(0.3)) s.deadline = Micros(random.Below(400'000));
     return s;
   };
+  uint32_t leaving = models;      // a model; `models`: none
+  std::vector<LaneOptions> away;  // lanes of models that have left
   constexpr size_t kRequests = 90;
   while (sim.requests().size() < kRequests && !testing::Test::HasFailure() && !random.done()) {
     const uint32_t burst = random.Chance(0.1) ? 1 + random.Below(15) : 1;
@@ -138,8 +142,27 @@ void RunScenario(Random random, Totals& totals) {
       case 9:
         sim.RunFor(Micros(100'000));
         break;
+      case 10:
+        if (random.Chance(0.5)) leaving = random.Below(models);
+        break;
+      case 11:
+        for (const LaneOptions& lane : away) EXPECT_TRUE(sim.AddLane(lane).ok());
+        away.clear();
+        break;
+      case 12:
+        sim.scheduler().SetMaxQueued(ClassId(static_cast<int32_t>(random.Below(4))),
+                                     4 + random.Below(40));
+        break;
       default:
         break;
+    }
+    if (leaving < models) {
+      sim.FailModel(leaving);
+      if (const auto lanes = sim.RemoveModel(leaving)) {
+        for (const auto& lane : *lanes) away.push_back(lane->options);
+        totals.removed += lanes->empty() ? 0 : 1;
+        leaving = models;
+      }
     }
     sim.RunFor(Micros(static_cast<int64_t>(random.Below(16'000) / load)));
   }
@@ -190,9 +213,11 @@ TEST(RandomScenario, NothingIsLostAndEverythingIsGivenBack) {
   EXPECT_GT(totals.answered, totals.offered / 3);
   EXPECT_GT(totals.revoked, 20u);
   EXPECT_GT(totals.resumed, 20u);
+  EXPECT_GT(totals.removed, 20u);
   EXPECT_GT(totals.slices, 5'000u);
   EXPECT_GT(totals.overtaken, 500u);
   RecordProperty("admitted", static_cast<int>(totals.admitted));
+  RecordProperty("removed", static_cast<int>(totals.removed));
   RecordProperty("slices", static_cast<int>(totals.slices));
   RecordProperty("overtaken", static_cast<int>(totals.overtaken));
   RecordProperty("steps", static_cast<int>(totals.steps));

@@ -344,6 +344,7 @@ class Simulation {
   FakeDevice& DeviceOf(const StepPlan& plan);
 
   Options options_;
+  const uint32_t block_tokens_;  // of every lane
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<FakeDevice> devices_;  // by lane
   std::vector<Worker> workers_;
@@ -465,7 +466,9 @@ inline void FakeDevice::Run(const StepPlan& plan, StepResult& out, bool lose_row
 }
 
 inline Simulation::Simulation(Options options)
-    : options_(std::move(options)), noise_(options_.seed) {
+    : options_(std::move(options)),
+      block_tokens_(options_.lanes[0].kv.block_tokens),
+      noise_(options_.seed) {
   auto scheduler = Scheduler::Create(options_.scheduler, options_.lanes);
   EXPECT_TRUE(scheduler.ok()) << scheduler.status();
   scheduler_ = *std::move(scheduler);
@@ -525,7 +528,7 @@ inline ContentRef Simulation::Frame(uint64_t number) {
 inline std::shared_ptr<const Timeline> Simulation::Prompt(const std::vector<uint64_t>& frames,
                                                           uint32_t text_tokens, uint64_t text_seed,
                                                           uint32_t vision_tokens) {
-  TimelineBuilder builder(DigestBuilder("salt").Finish(), options_.lanes[0].kv.block_tokens);
+  TimelineBuilder builder(DigestBuilder("salt").Finish(), block_tokens_);
   builder.AddText(std::vector<int32_t>{1});
   for (uint32_t camera = 0; camera < frames.size(); ++camera) {
     builder.AddVision(camera, Frame(frames[camera]), vision_tokens);
