@@ -1,6 +1,7 @@
 # The server with the demo model, built by the same steps as deploy/quickstart.sh.
 #   docker build -t saccade .                                   (or --build-arg BASE=ubuntu:24.04)
 #   docker run --rm -p 127.0.0.1:50051:50051 -p 127.0.0.1:9090:9090 saccade
+# Learned step times are kept in /var/lib/saccade: -v saccade:/var/lib/saccade has them again after the container's end.
 # Another model: -v /path/to/config:/config saccade serve --config /config/server.yaml
 ARG BASE=debian:12-slim
 
@@ -19,7 +20,8 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 COPY --from=build /src/deploy/setup.sh /src/build/packages.txt /tmp/
 RUN xargs /tmp/setup.sh install </tmp/packages.txt \
     && rm -rf /tmp/setup.sh /tmp/packages.txt /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin saccade
+    && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin saccade \
+    && install -d -o 10001 -m 0700 /var/lib/saccade
 COPY --from=build /opt/saccade /opt/saccade
 USER 10001
 EXPOSE 50051 9090

@@ -20,13 +20,32 @@ DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "saccade-server.service"
 DRAIN_S = max(
     load_yaml(ROOT / "config" / name)["server"]["drain_s"]
-    for name in ("server.yaml", "container.yaml")
+    for name in ("service.yaml", "container.yaml")
 )
 
 
 def compose() -> dict[str, Any]:
     loaded: dict[str, Any] = load_yaml(DEPLOY / "compose.yaml")
     return loaded
+
+
+def cost_file(name: str) -> Path:
+    """Where a shipped configuration keeps learned step times."""
+    return Path(load_yaml(ROOT / "config" / name)["scheduler"]["cost_file"])
+
+
+@pytest.mark.parametrize("name", ["service.yaml", "container.yaml"])
+def test_a_deployed_server_serves_what_the_default_one_does(name: str) -> None:
+    path = ROOT / "config" / name
+    checked = subprocess.run(
+        [BINARY, "check-config", "--config", str(path)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    config, default = load_yaml(path), load_yaml(ROOT / "config" / "server.yaml")
+    for model in (config["models"][0], default["models"][0]):
+        del model["default_class"]  # the default has one of its own
+    assert config["models"] == default["models"]
+    assert config["backends"][0]["kind"] == default["backends"][0]["kind"]
 
 
 def defaulted(text: str) -> str:
@@ -86,6 +105,11 @@ def test_the_services_fit_the_image_and_each_other() -> None:
     assert config in [mount["target"] for mount in server["volumes"]]
     listens = load_yaml(ROOT / "config" / "container.yaml")["server"]
     assert server["ports"] == [f"127.0.0.1:50051:{listens['listen'].split(':')[1]}"]
+    # What is kept lies on a volume that is the server's user's from the start.
+    kept = cost_file("container.yaml")
+    volumes = [mount["target"] for mount in server["volumes"] if mount["type"] == "volume"]
+    assert volumes == [str(kept.parent)]
+    assert f"install -d -o {server['user'].split(':')[0]} -m 0700 {kept.parent}\n" in dockerfile
     metrics_port = listens["metrics_listen"].split(":")[1]
     targets = load_yaml(DEPLOY / "prometheus" / "compose_targets.yml")
     assert targets == [{"targets": [f"server:{metrics_port}"]}]
@@ -147,9 +171,11 @@ def test_the_unit_stops_the_server_gently_and_finds_what_cmake_installs() -> Non
     assert binary == "/opt/saccade/bin/saccade-server"
     assert arguments == ["serve", "--config", "${SACCADE_CONFIG}"]
     assert settings["Environment"] == [
-        "SACCADE_CONFIG=/opt/saccade/share/saccade/config/server.yaml"
+        "SACCADE_CONFIG=/opt/saccade/share/saccade/config/service.yaml"
     ]
     assert settings["CapabilityBoundingSet"] == settings["AmbientCapabilities"] == [""]
+    assert cost_file("service.yaml").parent == Path("/var/lib", settings["StateDirectory"][0])
+    assert settings["StateDirectoryMode"] == ["0700"]
     for name in ("DynamicUser", "NoNewPrivileges", "MemoryDenyWriteExecute", "PrivateDevices"):
         assert settings[name] == ["yes"], name
     assert settings["ProtectSystem"] == ["strict"]
