@@ -1,9 +1,11 @@
-// Any bytes are what clients and time do to a Session stream and to Predict calls, on a transport
-// of this test's own: messages (their bytes as they came), writes that are done, hours that pass,
-// endings. Every act request gets exactly one answer as long as the client is there, every call
-// ends once, and afterwards nothing is held.
+// Any bytes are what clients and time do to a Session stream and to Predict and Generate calls, on
+// a transport of this test's own: messages (their bytes as they came), writes that are done, hours
+// that pass, endings. Every act request gets exactly one answer as long as the client is there,
+// texts come token by token as the contract says, every call ends once, and afterwards nothing is
+// held.
 //
-// An operation is a byte; some have an argument, a byte or (messages) two of length and that many
+// An operation is a byte: the lower four bits say which, the upper four may say of which Generate
+// call (0: of the stream). Some have an argument, a byte or (messages) two of length and that many
 // more.
 #include <algorithm>
 #include <atomic>
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +28,8 @@
 #include "backend/ref/ref_backend.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "model/tokenizer.h"
+#include "rpc/generate_core.h"
 #include "rpc/grpc_log.h"
 #include "rpc/predict_core.h"
 #include "rpc/session_core.h"
@@ -153,6 +158,8 @@ class World {
     config_.limits.acts_in_flight = 4;
     config_.limits.sessions_per_peer = 3;
     config_.limits.max_samples = 3;
+    config_.limits.max_new_tokens = 24;
+    config_.limits.max_beams = 3;
     config_.limits.session_idle_s = 20;
     std::vector<std::unique_ptr<Backend>> backends;
     backends.push_back(MakeRefBackend({}).value());
@@ -171,6 +178,7 @@ class World {
     std::vector<ServedModel> models;
     models.push_back(std::move(served));
     EngineOptions options;
+    options.max_new_tokens = config_.limits.max_new_tokens;
     for (const ClassConfig& klass : config_.classes) {
       options.classes.push_back({klass.name, Micros(static_cast<int64_t>(klass.deadline_ms * 1000)),
                                  klass.tier, klass.preferred, klass.shares, klass.on_late,
@@ -182,6 +190,7 @@ class World {
   }
 
   const std::shared_ptr<Serving>& serving() { return serving_; }
+  const LimitsConfig& limits() const { return config_.limits; }
   ManualClock& clock() { return clock_; }
   void OpenGate(bool open) {
     gate_open_ = open;
@@ -328,6 +337,141 @@ class Call {
   std::shared_ptr<PredictCore> core_;
 };
 
+// One Generate call. It is the transport, too.
+class TextCall final : public GeneratePort {
+ public:
+  TextCall(World& world, std::span<const uint8_t> bytes) {
+    Serving& serving = *world.serving();
+    absl::StatusOr<SessionLease> lease = serving.sessions().Admit("c");
+    if (!lease.ok()) return;
+    absl::StatusOr<v1::GenerateRequest> request = Parse<v1::GenerateRequest>(bytes);
+    const uint64_t pixels = request.ok() ? serving.PixelsToDecode(*request) : 0;
+    if (request.ok()) request_ = *request;
+    const uint32_t most = world.limits().max_new_tokens;
+    if (request_.max_new_tokens() == 0) request_.set_max_new_tokens(std::min(64U, most));
+    if (request_.num_sequences() == 0) request_.set_num_sequences(1);
+    core_ = std::make_shared<GenerateCore>(world.serving(), *std::move(lease), this);
+    core_->Start(std::move(request), pixels, std::make_shared<FairExecutor::Account>(),
+                 world.clock().Now(), kNever);
+  }
+  // Everything is settled. The client reads to the end.
+  ~TextCall() override {
+    if (core_ == nullptr) return;
+    while (writing()) OnWriteDone(true);
+    core_->Detach();
+    Require(finished_.has_value());
+    // The answer is whole, or there is an error and none.
+    if (!cancelled_ && !lossy_) Require(finished_->ok() == has_result_);
+    if (!finished_->ok()) {
+      Require(!has_result_);
+      CheckError(static_cast<int>(finished_->code()), ErrorDetailOf(*finished_));
+    }
+  }
+
+  void Write(const std::string& bytes) override {
+    v1::GenerateResponse response;
+    Require(response.ParseFromString(bytes));
+    const std::lock_guard lock(mu_);
+    Require(!writing_ && !finished_ && !cancelled_ && !has_result_);
+    writing_ = true;
+    if (lossy_) return;  // this one will not arrive either
+    if (response.has_token()) {
+      Account(response.token());
+    } else {
+      Require(response.has_result());
+      has_result_ = true;
+      Account(response.result());
+    }
+  }
+  void Finish(const absl::Status& status) override {
+    const std::lock_guard lock(mu_);
+    Require(!finished_ && !writing_);
+    finished_ = status;
+  }
+
+  void OnWriteDone(bool ok) {
+    if (core_ == nullptr) return;
+    {
+      const std::lock_guard lock(mu_);
+      if (!std::exchange(writing_, false)) return;
+      lossy_ = lossy_ || !ok;
+    }
+    core_->OnWriteDone(ok);
+  }
+  void Cancel() {
+    if (core_ == nullptr) return;
+    core_->OnCancelled();
+    const std::lock_guard lock(mu_);
+    cancelled_ = true;  // nothing but its end comes from now on
+  }
+
+ private:
+  struct Sequence {
+    std::vector<int32_t> tokens;
+    std::string text;
+  };
+
+  bool writing() const {
+    const std::lock_guard lock(mu_);
+    return writing_;
+  }
+  bool Stops(int32_t token) const {
+    const auto& stops = request_.stop_token_ids();
+    return token == FakeModel::kBos + 1 ||
+           std::find(stops.begin(), stops.end(), token) != stops.end();
+  }
+  void Account(const v1::GeneratedToken& token) {
+    Require(request_.num_beams() <= 1 && token.sequence() < request_.num_sequences());
+    Sequence& sequence = sequences_[token.sequence()];
+    Require(token.index() == sequence.tokens.size());
+    Require(token.index() < request_.max_new_tokens());
+    Require(sequence.tokens.empty() || !Stops(sequence.tokens.back()));
+    Require(IsValidUtf8(token.text()));
+    sequence.tokens.push_back(token.token_id());
+    sequence.text += token.text();
+  }
+  void Account(const v1::GenerateResult& result) const {
+    const bool beams = request_.num_beams() > 1;
+    const int count = static_cast<int>(request_.num_sequences());
+    Require(beams ? result.sequences_size() > 0 && result.sequences_size() <= count
+                  : result.sequences_size() == count);
+    Require(!(result.late() && result.deadline_met()));
+    double score = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < result.sequences_size(); ++i) {
+      const v1::GeneratedSequence& s = result.sequences(i);
+      const std::vector<int32_t> tokens(s.token_ids().begin(), s.token_ids().end());
+      Require(!tokens.empty() && tokens.size() <= request_.max_new_tokens());
+      // A stop token is the last, and then it is why.
+      const auto stop = std::find_if(tokens.begin(), tokens.end(),
+                                     [this](int32_t token) { return Stops(token); });
+      if (s.finish_reason() == v1::FINISH_REASON_STOP) {
+        Require(stop == tokens.end() - 1);
+      } else {
+        Require(s.finish_reason() == v1::FINISH_REASON_LENGTH && stop == tokens.end());
+        Require(tokens.size() == request_.max_new_tokens());
+      }
+      Require(IsValidUtf8(s.text()));
+      Require(std::isfinite(s.score()) && s.score() <= score && s.log_probability() <= 0);
+      score = s.score();
+      if (beams) continue;
+      Require(s.score() == 0 && s.log_probability() == 0);
+      const Sequence& streamed = sequences_.at(static_cast<uint32_t>(i));
+      Require(tokens == streamed.tokens && s.text().starts_with(streamed.text));
+    }
+  }
+
+  v1::GenerateRequest request_;  // with its defaults
+  mutable std::mutex mu_;
+  // Under mu_.
+  bool writing_ = false;
+  bool lossy_ = false;
+  bool cancelled_ = false;
+  bool has_result_ = false;
+  std::map<uint32_t, Sequence> sequences_;  // as streamed
+  std::optional<absl::Status> finished_;
+  std::shared_ptr<GenerateCore> core_;  // null: there was no place for the call
+};
+
 void Run(World& world, std::span<const uint8_t> bytes) {
   const auto byte = [&]() -> uint8_t {
     if (bytes.empty()) return 0;
@@ -345,6 +489,14 @@ void Run(World& world, std::span<const uint8_t> bytes) {
   };
   auto client = std::make_unique<Client>(world);
   std::vector<std::unique_ptr<Call>> calls;
+  std::vector<std::unique_ptr<TextCall>> texts;
+  const auto text_of = [&](uint8_t op) -> TextCall* {
+    return op < 16 || texts.empty() ? nullptr : texts[(op / 16 - 1) % texts.size()].get();
+  };
+  const auto write_done = [&](uint8_t op, bool ok) {
+    TextCall* const text = text_of(op);
+    text != nullptr ? text->OnWriteDone(ok) : client->WriteDone(ok);
+  };
   while (!bytes.empty()) {
     const uint8_t op = byte();
     switch (op % 16) {
@@ -357,14 +509,19 @@ void Run(World& world, std::span<const uint8_t> bytes) {
         client->Send(message());
         break;
       case 3:
-        if (calls.size() < 8) calls.push_back(std::make_unique<Call>(world, message(), op >= 240));
+        if (op >= 128 && op < 240) {
+          if (texts.size() < 8) texts.push_back(std::make_unique<TextCall>(world, message()));
+        } else {
+          if (calls.size() < 8)
+            calls.push_back(std::make_unique<Call>(world, message(), op >= 240));
+        }
         break;
       case 4:
       case 5:
-        client->WriteDone(true);
+        write_done(op, true);
         break;
       case 6:
-        client->WriteDone(false);
+        write_done(op, false);
         break;
       case 7: {
         const int64_t milliseconds = byte();
@@ -391,7 +548,11 @@ void Run(World& world, std::span<const uint8_t> bytes) {
         client->Close();
         break;
       case 14:
-        client->Cancel();
+        if (TextCall* const text = text_of(op)) {
+          text->Cancel();
+        } else {
+          client->Cancel();
+        }
         break;
       case 15:
         client = nullptr;
