@@ -12,16 +12,6 @@ constexpr uint32_t kPerception = 1;
 constexpr uint32_t kPlanning = 2;
 constexpr uint32_t kBestEffort = 3;
 
-// Teaches the cost model, with prompts that nobody else uses.
-void WarmUp(Simulation& sim, uint32_t model = 0) {
-  for (uint64_t i = 0; i < 6; ++i) {
-    sim.Offer({.klass = kBestEffort,
-               .model = model,
-               .timeline = sim.Prompt({900'000 + i}, 20 + 30 * static_cast<uint32_t>(i), 77 + i)});
-    sim.RunToIdle();
-  }
-}
-
 size_t OfferMany(Simulation& sim, size_t count, Spec spec) {
   for (size_t i = 0; i < count; ++i) sim.Offer(spec);
   return sim.requests().size() - count;

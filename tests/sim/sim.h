@@ -1006,4 +1006,15 @@ inline std::vector<std::vector<int32_t>> Simulation::ExpectedBeams(const Tracked
   return tokens;
 }
 
+// Teaches the cost model, with prompts that nobody else uses, in the last class.
+inline void WarmUp(Simulation& sim, uint32_t model = 0) {
+  const auto last = static_cast<uint32_t>(sim.scheduler().stats().classes.size() - 1);
+  for (uint64_t i = 0; i < 6; ++i) {
+    sim.Offer({.klass = last,
+               .model = model,
+               .timeline = sim.Prompt({900'000 + i}, 20 + 30 * static_cast<uint32_t>(i), 77 + i)});
+    sim.RunToIdle();
+  }
+}
+
 }  // namespace saccade::sim
