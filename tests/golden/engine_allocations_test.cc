@@ -2,7 +2,6 @@
 // layers and the metrics included. (That of the scheduler alone: sched_allocations_test.)
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <future>
 #include <memory>
 #include <vector>
@@ -36,7 +35,7 @@ class CountingSink final : public ResponseSink {
 
 TEST(EngineAllocationsTest, NoneForTokensOfRunningRequests) {
   constexpr uint32_t kTokens = 150;
-  constexpr uint32_t kFirst = 20;  // the prompts are done, and every buffer has its size
+  constexpr uint32_t kFirst = 20;  // the prompts are done
   const SteadyClock clock;
   MetricsOptions names;
   names.classes = {"any"};
@@ -98,23 +97,23 @@ TEST(EngineAllocationsTest, NoneForTokensOfRunningRequests) {
     EXPECT_TRUE(engine->Submit(std::move(request)).ok());
     return sink;
   };
-  ASSERT_TRUE(submit(0)->Wait().ok());  // tables that are made when a position is first met
-  std::vector<std::shared_ptr<CountingSink>> sinks;
-  for (uint32_t i = 1; i <= 3; ++i) sinks.push_back(submit(i));
-  for (const auto& sink : sinks) EXPECT_TRUE(sink->Wait().ok());
-  // Between the last of the first tokens and the first end.
-  uint64_t begin = 0;
-  uint64_t end = UINT64_MAX;
-  for (const auto& sink : sinks) {
-    ASSERT_EQ(sink->seen().size(), kTokens);
-    begin = std::max(begin, sink->seen()[kFirst]);
-    end = std::min(end, sink->seen()[kTokens - 2]);
+  // The first time also makes tables, and the parts that steps are made of.
+  for (uint32_t round = 0; round < 2; ++round) {
+    std::vector<std::shared_ptr<CountingSink>> sinks;
+    for (uint32_t i = 0; i < 3; ++i) sinks.push_back(submit(3 * round + i));
+    for (const auto& sink : sinks) ASSERT_TRUE(sink->Wait().ok());
+    if (round == 0) continue;
+    for (const auto& sink : sinks) {
+      ASSERT_EQ(sink->seen().size(), kTokens);
+      uint32_t free = 0;  // tokens before which nobody allocated since the one before
+      for (uint32_t t = kFirst; t < kTokens - 1; ++t) {
+        free += sink->seen()[t] == sink->seen()[t - 1] ? 1 : 0;
+      }
+      // Not all: gauges are read ten times a second, others begin and end, and a part of a step may
+      // be used for the first time when two threads meet as they had not before.
+      EXPECT_GT(free, (kTokens - kFirst) / 2) << "of " << kTokens - kFirst << " tokens";
+    }
   }
-  // Not none: gauges are read ten times a second, and which of the spare parts of steps are used
-  // for the first time depends on how two threads meet.
-  constexpr uint64_t kFew = 3 * (kTokens - kFirst) / 10;
-  EXPECT_LT(end - begin, kFew) << "allocations while 3 requests got " << kTokens - kFirst
-                               << " tokens each";
 }
 
 }  // namespace
