@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/cores.h"
+
 namespace saccade {
 
 Worker::Worker(const Clock& clock, OnDone on_done) : clock_(clock), on_done_(std::move(on_done)) {}
@@ -37,6 +39,7 @@ bool Worker::Revoke() {
 
 void Worker::Loop() {
   pthread_setname_np(pthread_self(), "saccade-worker");
+  PreferLongSlices();
   uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();
