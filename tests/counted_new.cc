@@ -9,6 +9,14 @@ namespace {
 
 std::atomic<uint64_t> allocations{0};
 
+}  // namespace
+
+uint64_t saccade::Allocations() { return allocations.load(std::memory_order_relaxed); }
+
+#if defined(SACCADE_COUNT_ALLOCATIONS)
+
+namespace {
+
 void* Counted(std::size_t bytes, std::size_t alignment) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* memory = nullptr;
@@ -19,8 +27,6 @@ void* Counted(std::size_t bytes, std::size_t alignment) {
 constexpr std::size_t kPlain = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
 
 }  // namespace
-
-uint64_t saccade::Allocations() { return allocations.load(std::memory_order_relaxed); }
 
 void* operator new(std::size_t bytes) { return Counted(bytes, kPlain); }
 void* operator new[](std::size_t bytes) { return Counted(bytes, kPlain); }
@@ -38,3 +44,5 @@ void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory
 void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+#endif  // SACCADE_COUNT_ALLOCATIONS

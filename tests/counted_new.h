@@ -1,5 +1,5 @@
 #pragma once
-// Linked into a program, counts what it allocates by operator new.
+// Linked into a program, counts what it allocates by operator new; under a sanitizer, nothing.
 #include <cstdint>
 
 namespace saccade {
