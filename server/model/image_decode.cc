@@ -337,6 +337,10 @@ absl::StatusOr<std::unique_ptr<ImageRows>> OpenJpeg(std::span<const uint8_t> byt
     return InvalidField(kField, "JPEG: CMYK and YCCK are not supported, send RGB or gray");
   }
   RETURN_IF_ERROR(CheckSize(decoder->width(), decoder->height(), limits, kField, kField));
+  // libjpeg overlooks a segment of no valid length; what the picture costs was found without it.
+  if (PixelsOfJpeg(bytes) != uint64_t{decoder->width()} * decoder->height()) {
+    return InvalidField(kField, "JPEG: a header segment without a valid length");
+  }
   if (!decoder->Start()) return InvalidField(kField, StrCat("JPEG: ", decoder->error()));
   return Oriented(std::make_unique<JpegRows>(std::move(decoder)), OrientationOfJpeg(bytes));
 }

@@ -227,6 +227,20 @@ TEST_F(ImageDecodeTest, TheHeaderTellsThePixels) {
   EXPECT_EQ(PixelsInHeader({}), std::nullopt);
 }
 
+// libjpeg takes such a segment for an empty one, and reads on. What limits and accounts go by does
+// not.
+TEST_F(ImageDecodeTest, ASegmentOfNoLengthIsRefused) {
+  for (const char* name : {"jpeg_420_odd", "jpeg_progressive", "jpeg_gray"}) {
+    for (const uint8_t length : {0, 1}) {
+      std::vector<uint8_t> bytes = Bytes(name);
+      const uint8_t segment[] = {0xFF, 0xEB, 0, length};
+      bytes.insert(bytes.begin() + 2, std::begin(segment), std::end(segment));
+      EXPECT_EQ(PixelsInHeader(bytes), std::nullopt);
+      ExpectInvalid(bytes, "length");
+    }
+  }
+}
+
 TEST(RawRgb8Test, TheByteCountMustMatchExactly) {
   const ImageLimits limits;
   EXPECT_TRUE(CheckRawRgb8(640, 480, 921600, limits).ok());
