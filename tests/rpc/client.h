@@ -127,6 +127,10 @@ class SessionClient {
   grpc::Status Finish() {
     if (!finished_) {
       finished_ = true;
+      // gRPC tells the status only when everything before it was read.
+      v1::SessionResponse unread;
+      while (stream_->Read(&unread)) {
+      }
       status_ = stream_->Finish();
     }
     return status_;
