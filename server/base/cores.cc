@@ -1,8 +1,6 @@
 #include "base/cores.h"
 
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -181,35 +179,5 @@ absl::Status PinThread(pthread_t thread, int cpu) {
 }
 
 absl::Status PinThisThread(int cpu) { return PinThread(pthread_self(), cpu); }
-
-namespace {
-
-// The most that Linux grants.
-constexpr uint64_t kLongSliceNs = 100'000'000;
-
-// sched_attr of sched_setattr(2), which the system's headers declare twice or not at all.
-struct SchedAttributes {
-  uint32_t size = 0;
-  uint32_t policy = 0;
-  uint64_t flags = 0;
-  int32_t nice = 0;
-  uint32_t priority = 0;
-  uint64_t runtime_ns = 0;  // of an ordinary thread: its time slice, 0: the system's own
-  uint64_t deadline_ns = 0;
-  uint64_t period_ns = 0;
-};
-
-void SetSlice(uint64_t nanoseconds) {
-  SchedAttributes attributes;
-  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
-  attributes.runtime_ns = nanoseconds;
-  syscall(SYS_sched_setattr, 0, &attributes, 0);
-}
-
-}  // namespace
-
-void PreferLongSlices() { SetSlice(kLongSliceNs); }
-LongSliceScope::LongSliceScope() { SetSlice(kLongSliceNs); }
-LongSliceScope::~LongSliceScope() { SetSlice(0); }
 
 }  // namespace saccade

@@ -23,19 +23,6 @@ std::vector<int> AffinityCpus();
 absl::Status PinThread(pthread_t thread, int cpu);
 absl::Status PinThisThread(int cpu);
 
-// Says to the system that this thread works in long pieces, so that threads which wake for a moment
-// (the network's) need not wait on its core for the end of its time slice. Linux 6.12 on; without
-// effect where the system is older or forbids it.
-void PreferLongSlices();
-// The same until the end of a block.
-class LongSliceScope {
- public:
-  LongSliceScope();
-  ~LongSliceScope();
-  LongSliceScope(const LongSliceScope&) = delete;
-  LongSliceScope& operator=(const LongSliceScope&) = delete;
-};
-
 // The CPU quota in cores that the cgroup of a process sets: the smallest of its own and its
 // ancestors' quotas. nullopt when there is none. `mount` is where the cgroup file systems are
 // mounted (/sys/fs/cgroup), `membership` the text of /proc/self/cgroup.

@@ -6,7 +6,6 @@
 #include <ctime>
 #include <system_error>
 
-#include "base/cores.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -60,11 +59,6 @@ void FairExecutor::Run(const std::shared_ptr<Account>& account, Size size, Job j
     return;
   }
   caller_runs_ = true;
-  // The thread that takes over from this one at the network may have been woken on its core.
-  waiting.job = [job = std::move(waiting.job)] {
-    const LongSliceScope long_slice;
-    job();
-  };
   Execute(lock, start, std::move(waiting));
   caller_runs_ = false;
   if (!queue_.empty()) CallOneLocked();  // one may have waited for this place
@@ -115,7 +109,6 @@ FairExecutor::Queue::iterator FairExecutor::NextLocked() {
 
 void FairExecutor::Loop(Thread& self) {
   pthread_setname_np(pthread_self(), "saccade-decode");
-  PreferLongSlices();
   std::unique_lock lock(mu_);
   while (!stopping_) {
     const auto next = NextLocked();

@@ -4,7 +4,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/cores.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -89,7 +88,6 @@ void ThreadPool::RunTasks(int thread) {
 }
 
 void ThreadPool::HelperLoop(int thread) {
-  PreferLongSlices();
   while (true) {
     const uint32_t seen = signal_.load(std::memory_order_acquire);
     if (stopping_.load(std::memory_order_acquire)) return;

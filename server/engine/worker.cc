@@ -4,8 +4,6 @@
 
 #include <utility>
 
-#include "base/cores.h"
-
 namespace saccade {
 
 Worker::Worker(const Clock& clock, OnDone on_done) : clock_(clock), on_done_(std::move(on_done)) {}
@@ -39,7 +37,6 @@ bool Worker::Revoke() {
 
 void Worker::Loop() {
   pthread_setname_np(pthread_self(), "saccade-worker");
-  PreferLongSlices();
   uint64_t taken = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t epoch = wakeup_.Epoch();

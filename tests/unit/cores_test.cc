@@ -1,15 +1,11 @@
 #include "base/cores.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <thread>
-#include <vector>
 
 namespace saccade {
 namespace {
@@ -74,23 +70,6 @@ TEST(Cores, UsableCoresRespectsTheAffinityMask) {
   ASSERT_FALSE(allowed.empty());
   EXPECT_GE(UsableCores(), 1);
   EXPECT_LE(UsableCores(), static_cast<int>(allowed.size()));
-}
-
-// Whether a slice was granted depends on the system; nothing else of the thread may change.
-TEST(Cores, LongSlicesChangeNothingElse) {
-  std::thread([] {
-    const int policy = sched_getscheduler(0);
-    const std::vector<int> cpus = AffinityCpus();
-    ASSERT_EQ(setpriority(PRIO_PROCESS, 0, 3), 0);
-    {
-      const LongSliceScope scope;
-      PreferLongSlices();
-      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), 3);
-      EXPECT_EQ(sched_getscheduler(0), policy);
-    }
-    EXPECT_EQ(getpriority(PRIO_PROCESS, 0), 3);
-    EXPECT_EQ(AffinityCpus(), cpus);
-  }).join();
 }
 
 TEST(Cores, PinRefusesWhatIsNotThere) {
