@@ -67,23 +67,12 @@ StepCost MeasureSteps() {
 
 // Of a token whose request neither begins nor ends, over all that the scheduler does for it.
 double AllocationsPerToken() {
-  constexpr uint32_t kWarmUp = 400;   // steps, until all requests have begun
-  constexpr uint32_t kCounted = 350;  // in which none ends
-  SchedulerLoad load(/*answer=*/800);
-  load.Fill();
   uint64_t tokens = 0;
   uint64_t made = 0;
-  for (uint32_t i = 0; i < kWarmUp + kCounted; ++i) {
-    const uint64_t before = Allocations();
-    load.Plan();
-    const uint64_t planned = Allocations();
-    const uint64_t given = load.Execute();
-    const uint64_t executed = Allocations();
-    load.Done();
-    if (i < kWarmUp) continue;
+  VisitRunningSteps(Allocations, [&](uint64_t given, uint64_t planning, uint64_t ending) {
     tokens += given;
-    made += Allocations() - executed + planned - before;
-  }
+    made += planning + ending;
+  });
   return static_cast<double>(made) / static_cast<double>(tokens);
 }
 

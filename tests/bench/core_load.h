@@ -124,6 +124,26 @@ class SchedulerLoad {
   uint64_t live_ = 0;
 };
 
+// Runs tokens of 256 running requests through the scheduler, of which none begins or ends, and
+// calls visit(tokens, allocations of the plan, allocations of its end) after each step.
+// `allocations` counts.
+template <class Count, class Visit>
+void VisitRunningSteps(const Count& allocations, const Visit& visit) {
+  constexpr uint32_t kWarmUp = 400;  // steps, in which all requests begin
+  constexpr uint32_t kVisited = 350;
+  SchedulerLoad load(/*answer=*/800);
+  load.Fill();
+  for (uint32_t i = 0; i < kWarmUp + kVisited; ++i) {
+    const uint64_t before = allocations();
+    load.Plan();
+    const uint64_t planned = allocations();
+    const uint64_t tokens = load.Execute();
+    const uint64_t executed = allocations();
+    load.Done();
+    if (i >= kWarmUp) visit(tokens, planned - before, allocations() - executed);
+  }
+}
+
 // Blocks got and given back, and prefixes found.
 class KvLoad {
  public:
