@@ -37,7 +37,6 @@ absl::Status Engine::Impl::Start(std::vector<ServedModel> models) {
 
   worker_up_ = std::vector<std::atomic<bool>>(backends_.size());
   workers_.resize(backends_.size());
-  spare_steps_.reserve(2 * backends_.size());
   for (size_t i = 0; i < backends_.size(); ++i) {
     const WorkerId id(static_cast<int32_t>(i));
     backends_[i]->BeginServing();

@@ -21,6 +21,7 @@
 #include "base/ids.h"
 #include "base/inbox.h"
 #include "base/memory_budget.h"
+#include "base/spares.h"
 #include "base/status.h"
 #include "base/turn.h"
 #include "base/wakeup.h"
@@ -40,7 +41,8 @@ class Engine::Impl {
         backends_(std::move(backends)),
         clock_(clock),
         registry_(metrics),
-        metrics_(metrics) {
+        metrics_(metrics),
+        spare_steps_(2 * backends_.size()) {
     for (const std::unique_ptr<Backend>& backend : backends_)
       backend_views_.push_back(backend.get());
   }
@@ -227,7 +229,7 @@ class Engine::Impl {
   std::unordered_map<ModelId, Loaded> models_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<WorkerState> workers_;
-  std::vector<std::unique_ptr<WorkerStep>> spare_steps_;
+  Spares<std::unique_ptr<WorkerStep>> spare_steps_;
   std::unordered_map<RequestId, Active> active_;
   std::vector<DrainMessage> drains_;
   std::vector<UnloadMessage> unloads_;

@@ -30,13 +30,10 @@ void Engine::Impl::FeedWorkers(TimePoint now) {
       state.free_at += plan->predicted_p50;
       MarkStarted(*plan);
       std::shared_ptr<DeviceModel> device = DeviceOf(*plan);
-      std::unique_ptr<WorkerStep> step;
-      if (spare_steps_.empty()) {
+      std::unique_ptr<WorkerStep> step = spare_steps_.Take();
+      if (step == nullptr) {
         step = std::make_unique<WorkerStep>();
         step->result.tokens.reserve(options_.max_logit_rows);
-      } else {
-        step = std::move(spare_steps_.back());
-        spare_steps_.pop_back();
       }
       step->plan = *std::move(plan);
       step->model = std::move(device);
@@ -137,7 +134,7 @@ void Engine::Impl::Recycle(std::unique_ptr<WorkerStep> step) {
   scheduler_->Recycle(std::move(step->plan));
   step->model = nullptr;  // which may go away
   step->done.store(false, std::memory_order_relaxed);
-  if (spare_steps_.size() < spare_steps_.capacity()) spare_steps_.push_back(std::move(step));
+  spare_steps_.Give(std::move(step));
 }
 
 // ----------------------------------------------------------------------------------------- answers

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/spares.h"
 #include "sched/estimate.h"
 #include "sched/scheduler.h"
 #include "sched/worker_state.h"
@@ -47,7 +48,7 @@ class Planner {
   // Takes back what a plan that is done with was made of, so that the next ones need no new memory.
   void Recycle(StepPlan plan);
   // A record with nothing in it, and one that is done with.
-  InFlightStep TakeRecord();
+  InFlightStep TakeRecord() { return spare_records_.Take(); }
   void Recycle(InFlightStep record);
 
  private:
@@ -135,12 +136,12 @@ class Planner {
   void AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item);
   void Name(ActiveRequest& r);
   void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);
-  TrunkItem TakeItem();  // as new, in old memory
 
   const SchedulerOptions& options_;
-  std::vector<TrunkItem> spare_items_;  // empty but for their memory
-  std::vector<StepPlan> spare_plans_;
-  std::vector<InFlightStep> spare_records_;
+  // Empty but for their memory.
+  Spares<TrunkItem> spare_items_{1024};
+  Spares<StepPlan> spare_plans_{4};
+  Spares<InFlightStep> spare_records_{4};
 
   // Of the plan being made.
   WorkerState* worker_ = nullptr;

@@ -176,7 +176,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) --count;
   if (count == 0) return;
 
-  TrunkItem item = TakeItem();
+  TrunkItem item = spare_items_.Take();
   item.request = r.request.id;
   item.timeline = r.request.timeline;
   item.begin = begin;
@@ -206,7 +206,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
 // The next `count` answer rows of a sample. Its last open row is a decode row.
 void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count) {
   const uint32_t prompt = r.prompt_tokens();
-  TrunkItem item = TakeItem();
+  TrunkItem item = spare_items_.Take();
   item.request = r.request.id;
   item.timeline = r.request.timeline;
   item.begin = prompt + sample.planned_rows;
@@ -274,18 +274,9 @@ void Planner::ChargeTo(ActiveRequest& r, Micros more, uint32_t units) {
 
 // ------------------------------------------------------------------------------------------ memory
 
-TrunkItem Planner::TakeItem() {
-  if (spare_items_.empty()) return {};
-  TrunkItem item = std::move(spare_items_.back());
-  spare_items_.pop_back();
-  return item;
-}
-
 void Planner::Recycle(StepPlan plan) {
-  constexpr size_t kPlans = 4;
-  constexpr size_t kItems = 1024;
   for (TrunkItem& old : plan.trunk) {
-    if (spare_items_.size() >= kItems) break;
+    if (spare_items_.full()) break;
     TrunkItem item;
     const auto keep = [](auto& to, auto& from) {
       from.clear();
@@ -295,9 +286,8 @@ void Planner::Recycle(StepPlan plan) {
     keep(item.embeddings, old.embeddings);
     keep(item.known_tokens, old.known_tokens);
     keep(item.samples, old.samples);
-    spare_items_.push_back(std::move(item));
+    spare_items_.Give(std::move(item));
   }
-  if (spare_plans_.size() >= kPlans) return;
   StepPlan empty;
   plan.trunk.clear();
   plan.encodes.clear();
@@ -305,21 +295,12 @@ void Planner::Recycle(StepPlan plan) {
   empty.trunk = std::move(plan.trunk);
   empty.encodes = std::move(plan.encodes);
   empty.copies = std::move(plan.copies);
-  spare_plans_.push_back(std::move(empty));
+  spare_plans_.Give(std::move(empty));
 }
 
 void Planner::Recycle(InFlightStep record) {
-  constexpr size_t kRecords = 4;
-  if (spare_records_.size() >= kRecords) return;
   record.Clear();
-  spare_records_.push_back(std::move(record));
-}
-
-InFlightStep Planner::TakeRecord() {
-  if (spare_records_.empty()) return {};
-  InFlightStep record = std::move(spare_records_.back());
-  spare_records_.pop_back();
-  return record;
+  spare_records_.Give(std::move(record));
 }
 
 }  // namespace saccade

@@ -27,10 +27,7 @@ bool Planner::StepOrder(const Candidate& a, const Candidate& b) {
 
 void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged, bool only_aged) {
   Recycle(std::exchange(plan_, StepPlan()));
-  if (!spare_plans_.empty()) {
-    plan_ = std::move(spare_plans_.back());
-    spare_plans_.pop_back();
-  }
+  plan_ = spare_plans_.Take();
   plan_.id = id_;
   plan_.worker = lane_->options.worker;
   plan_.model = lane_->options.model;
