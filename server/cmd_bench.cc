@@ -71,7 +71,7 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
   Bench bench;
   bench.block_tokens = spec.kv.block_tokens;
   ASSIGN_OR_RETURN(const Prompt prompt,
-                   model->BuildPrompt("pick up the red block and place it in the bowl"));
+                   model->BuildPrompt({"pick up the red block and place it in the bowl"}));
   TimelineBuilder builder(spec.fingerprint, spec.kv.block_tokens);
   std::vector<EncodeItem> encodes;
   const auto frame_of = [&](uint32_t index) -> ContentRef {

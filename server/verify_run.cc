@@ -105,9 +105,9 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
   ASSIGN_OR_RETURN(out.engine, StartEngine(std::move(backend), std::move(loaded)));
   ASSIGN_OR_RETURN(out.bin_centres, BinCentres(model));
 
-  ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt(input.instruction));
+  ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt({input.instruction}));
   TimelineBuilder builder = out.engine->models().front()->NewTimeline();
-  for (const PromptSegment& segment : prompt) {
+  for (const PromptSegment& segment : prompt.segments) {
     out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());
   }
   const auto frame_of = [&](uint32_t camera) -> absl::StatusOr<ContentRef> {

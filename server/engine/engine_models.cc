@@ -177,7 +177,7 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
     }
   }
   const ModelSpec& spec = model.spec();
-  ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt("warm up"));
+  ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt({"warm up"}));
   for (size_t run = 0, attempts = 0; run < kRuns * model.instances.size();) {
     TimelineBuilder builder(
         DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),

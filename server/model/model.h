@@ -38,6 +38,39 @@ struct LayerCost {
   uint64_t row_weights = 0;  // that every row (of a frame, of a prompt) is multiplied with
 };
 
+// How a model answers.
+enum class HeadKind : uint8_t {
+  kTokens,   // token by token, from the trunk's LM head
+  kFlow,     // a chunk of actions is denoised in steps over the prompt's K/V (flow matching)
+  kOnePass,  // a chunk of actions comes out of the pass over the prompt (regression)
+};
+
+// What a row of a denoise step sees of its own suffix, beside the whole prefix.
+enum class SuffixMask : uint8_t {
+  kCausal,         // itself and the rows before it
+  kBidirectional,  // all
+  kStateFirst,     // row 0, the state, sees itself; the actions see all
+};
+
+struct ActionHeadSpec {
+  HeadKind kind = HeadKind::kTokens;
+  // kFlow and kOnePass: the device holds a chunk as [horizon, width] F32.
+  uint32_t horizon = 0;
+  uint32_t width = 0;
+  // kOnePass: rows at the end of the prompt whose hidden states the head reads, and how many rows
+  // before the prompt's end they end (a row predicts what stands after it).
+  uint32_t read_rows = 0;
+  uint32_t read_before_end = 0;
+  // kFlow.
+  uint32_t steps = 0;       // denoise steps, when a request names none
+  uint32_t time_width = 0;  // of the embedding of a flow time
+  bool state_row = false;   // a step has a row of the state before those of the actions
+  SuffixMask mask = SuffixMask::kCausal;
+  std::vector<LayerCost> layers;  // of a denoise step, in the order in which they run
+
+  uint32_t suffix_rows() const { return horizon + (state_row ? 1 : 0); }
+};
+
 // Facts about a loaded model; immutable.
 struct ModelSpec {
   std::string family;     // "openvla"
@@ -46,6 +79,8 @@ struct ModelSpec {
   std::vector<CameraSpec> cameras;         // in prompt order
   std::vector<StatisticsSpec> statistics;  // sorted by key
   uint32_t state_dim = 0;                  // 0: the model takes no proprioception
+  uint32_t state_width = 0;                // F32 values of a state on the device: state_dim, padded
+  ActionHeadSpec head;
   KvGeometry kv;
   uint32_t hidden = 0;
   uint32_t vocab_size = 0;  // rows of the LM head
@@ -64,17 +99,33 @@ struct ModelSpec {
 // One piece of the prompt. The order of the pieces is the order of positions, starting at 0.
 struct PromptSegment {
   Modality modality = Modality::kText;
-  std::vector<int32_t> tokens;  // kText: the ids
-  uint32_t camera = 0;          // kVision: index into ModelSpec::cameras; spec.vision_tokens tokens
+  std::vector<int32_t> tokens{};  // kText: the ids
+  uint32_t camera = 0;  // kVision: index into ModelSpec::cameras; spec.vision_tokens tokens
+  uint32_t rows = 0;    // kAction: rows whose embeddings are 0, places for the answer
+                        // kState: one row, made of the request's state
 };
-using Prompt = std::vector<PromptSegment>;
+struct Prompt {
+  std::vector<PromptSegment> segments{};
+  // The first so many segments are one group whose rows see each other in full; what follows is
+  // causal.
+  uint32_t bidirectional = 0;
+};
+
+// What a prompt is made of.
+struct PromptInput {
+  std::string_view instruction{};  // UTF-8
+  // Normalised, [state_width]; empty for a model without state.
+  std::span<const float> state{};
+  uint64_t missing_cameras = 0;  // bit i: camera i of ModelSpec::cameras has no frame
+};
 
 enum class InvalidTokenPolicy : uint8_t { kFail, kClamp };
 
 struct ActionChunk {
-  std::vector<int32_t> tokens;
-  std::vector<float> normalized;  // [-1, 1], one per token
-  std::vector<double> values;  // commands in the robot's units; normalized where the mask says so
+  std::vector<int32_t> tokens;    // of a model that answers in tokens
+  uint32_t horizon = 1;           // actions, in the order in which they are executed
+  std::vector<float> normalized;  // [horizon, action_dim], as the model was trained
+  std::vector<double> values;  // the same in the robot's units; normalized where the mask says so
 };
 
 // Receives copies of stage tensors while a request runs; for `verify` only. Called on the worker
@@ -121,12 +172,40 @@ struct TrunkBatch {
   TensorView tokens;           // [*] I32: ids of text rows, and the ids sampled so far
   TensorView token_index;      // [M] I32: row m embeds tokens[token_index[m]]; < 0: not a token row
   TensorView embeddings;       // [slots * vision_tokens, hidden] F32
-  TensorView embedding_index;  // [M] I32: row m takes embeddings[embedding_index[m]]; < 0: not a
-                               // vision row
+  TensorView embedding_index;  // [M] I32: row m takes embeddings[embedding_index[m]]; < 0: neither
+                               // a vision row nor a placeholder, whose embedding is 0
+  TensorView states;           // [S, state_width] F32, normalised, by sequence
+  TensorView state_index;      // [M] I32: row m is made of states[state_index[m]]; < 0: not a state
   int32_t num_logit_rows = 0;  // R; 0: nothing is sampled in this step
-  TensorView logit_rows;       // [R] I32: rows of this batch whose logits are needed
+  TensorView logit_rows;       // [R] I32: rows of this batch whose logits are needed; of a head of
+                               // one pass, the rows that it reads, chunk after chunk
+  TensorView actions;          // [chunks * horizon, width] F32: out of a head of one pass
   SampleArgs sample;           // all but `logits`, which Forward fills in
   TopTokensArgs top;           // the same
+  LayerRange layers;
+};
+
+// One denoise step of several samples, each over its own prefix and at its own flow time. Item i
+// has suffix_rows rows, one after another; M rows in all, of which A = items * horizon are actions.
+// Views are device memory.
+struct DenoiseBatch {
+  int32_t num_items = 0;
+  // One sequence per item: the pages of its prefix (P tokens), then pages of scratch for the rows'
+  // own K/V, which no later step reads. row_pos is P, P + 1, ...; row_limit is as the head's mask
+  // says.
+  PagedBatch paged;
+  KvStorage* kv = nullptr;
+  TensorView prefix_limit;  // [M] I32: P - 1, as row_limit of a layer that reads the prefix alone
+  TensorView suffix_pos;    // [M] I32: 0, 1, ... in its item
+  TensorView x;             // [A, width] F32: the latents at the step's time, and after it
+  TensorView states;        // [items, state_width] F32, normalised
+  TensorView time;          // [T, time_width] F32: embeddings of the batch's flow times
+  TensorView dt;            // [T, 1] F32: what a latent at that time moves by, times its velocity
+  TensorView action_time;   // [A] I32: row of `time` of each action
+  TensorView row_action;    // [M] I32: row of `x`; < 0: a state row
+  TensorView row_state;     // [M] I32: row of `states`; < 0: an action row
+  TensorView row_time;      // [M] I32: row of `time`
+  TensorView action_row;    // [A] I32: row of the batch
   LayerRange layers;
 };
 
@@ -147,9 +226,9 @@ class Model {
   virtual const ModelSpec& spec() const = 0;
 
   // --- host side, any thread ---
-  // The prompt for an instruction (UTF-8). INVALID_ARGUMENT names the field, "instruction" or
-  // "token_ids"; kNeverFits when it is too long for the model.
-  virtual absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const = 0;
+  // The prompt for an instruction and what else goes into it. INVALID_ARGUMENT names the field,
+  // "instruction", "token_ids", "state" or "cameras"; kNeverFits when it is too long for the model.
+  virtual absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
   virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;
   // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec. Takes
@@ -167,8 +246,31 @@ class Model {
     return absl::UnimplementedError("the model writes no text");
   }
   virtual bool IsActionToken(int32_t id) const = 0;
-  // `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL with
-  // kInvalidActionToken; kClamp -> the reference's clamping.
+  // [state_width] from a state in the robot's units: as the checkpoint's statistics say, padded.
+  // INVALID_ARGUMENT names "state" (its size, an index that is not finite) or "statistics_key".
+  virtual absl::StatusOr<std::vector<float>> NormalizeState(std::span<const float> state,
+                                                            std::string_view statistics_key) const {
+    (void)state;
+    (void)statistics_key;
+    return InvalidField("state", "the model takes none");
+  }
+  // kFlow and kOnePass: the chunk from what the device computed, [horizon, width]; `state` is the
+  // robot's, for actions that are relative to it. A value that is not finite: INTERNAL, kNonFinite.
+  virtual absl::StatusOr<ActionChunk> FinishActions(std::span<const float> chunk,
+                                                    std::string_view statistics_key,
+                                                    std::span<const float> state) const {
+    (void)chunk;
+    (void)statistics_key;
+    (void)state;
+    return absl::UnimplementedError("the model answers in tokens");
+  }
+  // kFlow: the embedding of flow time `t` (1: noise, 0: actions), [time_width].
+  virtual void EmbedTime(float t, std::span<float> out) const {
+    (void)t;
+    (void)out;
+  }
+  // kTokens: `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL
+  // with kInvalidActionToken; kClamp -> the reference's clamping.
   virtual absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
                                                     std::string_view statistics_key,
                                                     InvalidTokenPolicy policy) const = 0;
@@ -183,6 +285,13 @@ class Model {
   }
   virtual absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const = 0;
   virtual absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const = 0;
+  // kFlow. Arena bytes of a step with that many items.
+  virtual size_t DenoiseBytes(uint32_t /*items*/) const { return 0; }
+  virtual absl::Status Denoise(ExecContext& ctx, const DenoiseBatch& batch) const {
+    (void)ctx;
+    (void)batch;
+    return absl::UnimplementedError("the model has no flow head");
+  }
 };
 
 class Checkpoint;

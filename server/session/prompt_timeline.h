@@ -16,7 +16,7 @@ namespace saccade {
 template <class FrameOf>
 absl::Status AddPrompt(const Prompt& prompt, uint32_t vision_tokens, FrameOf&& frame_of,
                        TimelineBuilder& builder) {
-  for (const PromptSegment& segment : prompt) {
+  for (const PromptSegment& segment : prompt.segments) {
     switch (segment.modality) {
       case Modality::kText:
         builder.AddText(segment.tokens);

@@ -140,7 +140,7 @@ absl::Status Session::SetInstruction(std::string_view instruction, std::string_v
                                       limits_.max_instruction_bytes));
   }
   if (!IsUtf8(instruction)) return InvalidField(field, "is not UTF-8");
-  return SetPrompt(model().model->BuildPrompt(instruction), field);
+  return SetPrompt(model().model->BuildPrompt({instruction}), field);
 }
 
 absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {

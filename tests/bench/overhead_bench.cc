@@ -92,13 +92,12 @@ class FreeModel final : public Model {
     spec_.max_action_tokens = kActionTokens;
   }
   const ModelSpec& spec() const override { return spec_; }
-  absl::StatusOr<Prompt> BuildPrompt(std::string_view) const override {
+  absl::StatusOr<Prompt> BuildPrompt(const PromptInput&) const override {
     return BuildPromptFromTokens(std::vector<int32_t>(30, 5));
   }
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
-    return Prompt{{Modality::kText, {1}, 0},
-                  {Modality::kVision, {}, 0},
-                  {Modality::kText, {ids.begin(), ids.end()}, 0}};
+    return Prompt{
+        {{Modality::kText, {1}}, {Modality::kVision}, {Modality::kText, {ids.begin(), ids.end()}}}};
   }
   absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
     return Resize(rows, kInput, kInput, ResizeFilter::kBicubic);

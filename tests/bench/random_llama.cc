@@ -87,12 +87,12 @@ class RandomLlama final : public Model {
     return std::unique_ptr<Model>(new RandomLlama(options, std::move(trunk), backend));
   }
   const ModelSpec& spec() const override { return spec_; }
-  absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override {
-    return BuildPromptFromTokens(
-        std::vector<int32_t>(instruction.begin(), instruction.end()));  // a byte is a token
+  absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override {
+    return BuildPromptFromTokens(std::vector<int32_t>(
+        input.instruction.begin(), input.instruction.end()));  // a byte is a token
   }
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
-    return Prompt{{Modality::kText, {ids.begin(), ids.end()}, 0}};
+    return Prompt{{{Modality::kText, {ids.begin(), ids.end()}}}};
   }
   absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows&) const override {
     return absl::InvalidArgumentError("this model has no camera");

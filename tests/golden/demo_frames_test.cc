@@ -46,7 +46,7 @@ TEST_P(DemoFrames, TokensEqualTheReference) {
     image.rgb.assign(from, from + bytes);
     PixelRows rows(image);
     const auto frame = model.Preprocess(0, rows);
-    const auto prompt = model.BuildPrompt(instructions[f]);
+    const auto prompt = model.BuildPrompt({instructions[f]});
     ASSERT_TRUE(frame.ok() && prompt.ok());
     const auto got = (*runner)->Act(0, *prompt, *frame, 10, 512);
     ASSERT_TRUE(got.ok()) << std::string(got.status().message());

@@ -79,7 +79,7 @@ TEST(EngineAllocationsTest, NoneForTokensOfRunningRequests) {
       frame->digest = DigestBytes("frame.test", frame->rgb);
       return frame;
     };
-    EXPECT_TRUE(AddPrompt(model.BuildPrompt("overtake the slow car, speed 18").value(),
+    EXPECT_TRUE(AddPrompt(model.BuildPrompt({"overtake the slow car, speed 18"}).value(),
                           spec.vision_tokens, frame_of, builder)
                     .ok());
     ActRequest request;

@@ -112,8 +112,8 @@ class Served {
     const ModelSpec& spec = model.spec();
     const Prompt prompt =
         model
-            .BuildPrompt(std::string(kInstructions[which % kRequests]) +
-                         (which < kRequests ? "" : " and " + std::to_string(which)))
+            .BuildPrompt({std::string(kInstructions[which % kRequests]) +
+                          (which < kRequests ? "" : " and " + std::to_string(which))})
             .value();
     TimelineBuilder builder = served->NewTimeline();
     EXPECT_TRUE(

@@ -127,7 +127,7 @@ class Mixes : public testing::TestWithParam<Setup> {
     const ModelRef served = engine_->models().front();
     const ModelSpec& spec = served->spec();
     const Model& model = *served->instances.front();
-    const Prompt prompt = model.BuildPrompt(kWords[which % std::size(kWords)]).value();
+    const Prompt prompt = model.BuildPrompt({kWords[which % std::size(kWords)]}).value();
     EXPECT_TRUE(AddPrompt(
                     prompt, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
                     .ok());

@@ -24,11 +24,11 @@ const Model& Openvla() {
 }
 
 std::vector<int32_t> Ids(const Model& model, std::string_view instruction) {
-  const absl::StatusOr<Prompt> prompt = model.BuildPrompt(instruction);
+  const absl::StatusOr<Prompt> prompt = model.BuildPrompt({instruction});
   EXPECT_TRUE(prompt.ok()) << Message(prompt.status());
   std::vector<int32_t> ids;
   if (!prompt.ok()) return ids;
-  for (const PromptSegment& segment : *prompt) {
+  for (const PromptSegment& segment : prompt->segments) {
     ids.insert(ids.end(), segment.tokens.begin(), segment.tokens.end());
   }
   return ids;
@@ -74,12 +74,12 @@ TEST(LowerCase, LongRunsOfIgnorablesAreLinear) {
 // --- prompts ---
 
 TEST(Prompt, Layout) {
-  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt("wave");
+  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt({"wave"});
   ASSERT_TRUE(prompt.ok());
-  ASSERT_EQ(prompt->size(), 3u);
-  EXPECT_EQ((*prompt)[0].tokens, std::vector<int32_t>{1});
-  EXPECT_EQ((*prompt)[1].modality, Modality::kVision);
-  EXPECT_EQ((*prompt)[2].tokens.back(), 29871);
+  ASSERT_EQ(prompt->segments.size(), 3u);
+  EXPECT_EQ(prompt->segments[0].tokens, std::vector<int32_t>{1});
+  EXPECT_EQ(prompt->segments[1].modality, Modality::kVision);
+  EXPECT_EQ(prompt->segments[2].tokens.back(), 29871);
 }
 
 TEST(Prompt, EmptyTokenExactlyOnce) {
@@ -106,13 +106,13 @@ TEST(Prompt, ControlTextStaysText) {
 }
 
 TEST(Prompt, BadText) {
-  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt("\xFF");
+  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt({"\xFF"});
   EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorInfo(prompt.status()).field, "instruction");
 }
 
 TEST(Prompt, TooLong) {
-  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt(std::string(20000, 'x'));
+  const absl::StatusOr<Prompt> prompt = Openvla().BuildPrompt({std::string(20000, 'x')});
   EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorInfo(prompt.status()).reason, Reason::kNeverFits);
   EXPECT_EQ(GetErrorInfo(prompt.status()).field, "instruction");
@@ -121,13 +121,13 @@ TEST(Prompt, TooLong) {
 TEST(Prompt, OfATextIsTakenAsItIs) {
   const std::vector<int32_t> ids = {1, 400, 500};
   const Prompt seeing = Openvla().BuildTextPrompt(ids, std::vector<uint32_t>{0}).value();
-  ASSERT_EQ(seeing.size(), 3u);
-  EXPECT_EQ(seeing[0].tokens, std::vector<int32_t>{1});
-  EXPECT_EQ(seeing[1].modality, Modality::kVision);
-  EXPECT_EQ(seeing[2].tokens, (std::vector<int32_t>{400, 500}));
+  ASSERT_EQ(seeing.segments.size(), 3u);
+  EXPECT_EQ(seeing.segments[0].tokens, std::vector<int32_t>{1});
+  EXPECT_EQ(seeing.segments[1].modality, Modality::kVision);
+  EXPECT_EQ(seeing.segments[2].tokens, (std::vector<int32_t>{400, 500}));
   const Prompt blind = Openvla().BuildTextPrompt(ids, {}).value();
-  ASSERT_EQ(blind.size(), 2u);
-  EXPECT_EQ(blind[1].tokens, (std::vector<int32_t>{400, 500}));
+  ASSERT_EQ(blind.segments.size(), 2u);
+  EXPECT_EQ(blind.segments[1].tokens, (std::vector<int32_t>{400, 500}));
   for (const std::vector<int32_t>& bad : {std::vector<int32_t>{}, {400}, {1, -1}, {1, 1 << 20}}) {
     EXPECT_EQ(GetErrorInfo(Openvla().BuildTextPrompt(bad, {}).status()).field, "token_ids");
   }
@@ -136,12 +136,12 @@ TEST(Prompt, OfATextIsTakenAsItIs) {
 TEST(Prompt, FromTokens) {
   const Model& model = Openvla();
   std::vector<int32_t> ids = Ids(model, "wave");
-  const absl::StatusOr<Prompt> text = model.BuildPrompt("wave");
+  const absl::StatusOr<Prompt> text = model.BuildPrompt({"wave"});
   const auto expect_same = [&] {
     const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(ids);
     ASSERT_TRUE(prompt.ok()) << Message(prompt.status());
-    ASSERT_EQ(prompt->size(), 3u);
-    EXPECT_EQ((*prompt)[2].tokens, (*text)[2].tokens);
+    ASSERT_EQ(prompt->segments.size(), 3u);
+    EXPECT_EQ(prompt->segments[2].tokens, text->segments[2].tokens);
   };
   expect_same();
   ids.pop_back();  // without the empty token: it is appended

@@ -108,7 +108,7 @@ class Steps : public testing::TestWithParam<Param> {
 };
 
 TEST_P(Steps, ChunkedPrefillIsOneShot) {
-  const Prompt prompt = ValueOf(model().BuildPrompt("put the red block into the bowl"));
+  const Prompt prompt = ValueOf(model().BuildPrompt({"put the red block into the bowl"}));
   const Rgb8Image frame = Frame(model(), 1);
   const auto whole = Runner({});
   const Trace expected = Solo(*whole, 0, prompt, frame, 512);
@@ -122,7 +122,7 @@ TEST_P(Steps, ChunkedPrefillIsOneShot) {
 
 // Cut between any two layers, with stage tensors as they are in one piece.
 TEST_P(Steps, SlicesAreOnePass) {
-  const Prompt prompt = ValueOf(model().BuildPrompt("put the red block into the bowl"));
+  const Prompt prompt = ValueOf(model().BuildPrompt({"put the red block into the bowl"}));
   const Rgb8Image frame = Frame(model(), 1);
   const std::set<std::string, std::less<>> stages = {
       "lm.logits", "vision.features", "lm.layer0.out",   "lm.final_norm.in",
@@ -165,7 +165,7 @@ void Steps::MixedBatch(uint32_t layers) {
   std::vector<Rgb8Image> frames;
   std::vector<Trace> expected;
   for (uint32_t s = 0; s < kSequences; ++s) {
-    prompts.push_back(ValueOf(model().BuildPrompt("do thing number " + std::string(s + 1, 'x'))));
+    prompts.push_back(ValueOf(model().BuildPrompt({"do thing number " + std::string(s + 1, 'x')})));
     frames.push_back(Frame(model(), s));
     const auto solo = Runner({});
     expected.push_back(Solo(*solo, 0, prompts[s], frames[s], 512));
@@ -224,8 +224,8 @@ TEST_P(Steps, SlicedMixedBatchIsSolo) { MixedBatch(1); }
 
 // The same request after other traffic on the same blocks, slots and scratch.
 TEST_P(Steps, EarlierTrafficLeavesNothing) {
-  const Prompt prompt = ValueOf(model().BuildPrompt("open the drawer"));
-  const Prompt other = ValueOf(model().BuildPrompt("wave, and then push all of the blue cups"));
+  const Prompt prompt = ValueOf(model().BuildPrompt({"open the drawer"}));
+  const Prompt other = ValueOf(model().BuildPrompt({"wave, and then push all of the blue cups"}));
   const Rgb8Image frame = Frame(model(), 2);
   const auto runner = Runner({});
   const Trace first = Solo(*runner, 0, prompt, frame, 512);
@@ -235,7 +235,7 @@ TEST_P(Steps, EarlierTrafficLeavesNothing) {
 
 // StepRunner's arena has exactly the stated bytes; a step at every limit must fit.
 TEST_P(Steps, WorkspaceBoundHolds) {
-  const Prompt prompt = ValueOf(model().BuildPrompt("go"));
+  const Prompt prompt = ValueOf(model().BuildPrompt({"go"}));
   for (const auto& [sequences, rows] : {std::pair{1u, 1u}, {3u, 7u}, {2u, 33u}}) {
     StepLimits limits;
     limits.sequences = sequences;

@@ -68,7 +68,7 @@ class Device {
   std::shared_ptr<const Timeline> Prompt(std::string_view words, const ContentRef& frame) const {
     const ModelSpec& spec = Tiny().model->spec();
     TimelineBuilder builder(DigestBuilder("test").Finish(), spec.kv.block_tokens);
-    const saccade::Prompt pieces = Tiny().model->BuildPrompt(words).value();
+    const saccade::Prompt pieces = Tiny().model->BuildPrompt({words}).value();
     EXPECT_TRUE(AddPrompt(
                     pieces, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
                     .ok());

@@ -91,7 +91,7 @@ TEST(EngineTurnsTest, ManyThreadsSubmitCancelAndAsk) {
     const Model& model = *served->instances[0];
     for (int i = 0; i < kRequests; ++i) {
       TimelineBuilder builder = served->NewTimeline();
-      const absl::StatusOr<Prompt> prompt = model.BuildPrompt("go " + std::to_string(i % 7));
+      const absl::StatusOr<Prompt> prompt = model.BuildPrompt({"go " + std::to_string(i % 7)});
       ASSERT_TRUE(prompt.ok()) << prompt.status();
       const auto frame_of = [&](uint32_t index) -> ContentRef {
         const CameraSpec& camera = model.spec().cameras[index];

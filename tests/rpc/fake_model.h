@@ -169,9 +169,9 @@ class FakeModel final : public Model {
   const ModelSpec& spec() const override { return spec_; }
 
   // BOS, the cameras in order, the bytes of the instruction, an end mark.
-  absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override {
+  absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override {
     std::vector<int32_t> ids = {kBos};
-    for (const char c : instruction) ids.push_back(static_cast<unsigned char>(c));
+    for (const char c : input.instruction) ids.push_back(static_cast<unsigned char>(c));
     ids.push_back(kBos + 1);
     return BuildPromptFromTokens(ids);
   }
@@ -183,11 +183,10 @@ class FakeModel final : public Model {
     }
     if (ids.size() < 2 || ids.front() != kBos)
       return InvalidField("token_ids", "must be BOS and at least one more");
-    Prompt prompt;
-    prompt.push_back({Modality::kText, {ids.front()}, 0});
+    Prompt prompt{{{Modality::kText, {ids.front()}}}};
     for (uint32_t i = 0; i < spec_.cameras.size(); ++i)
-      prompt.push_back({Modality::kVision, {}, i});
-    prompt.push_back({Modality::kText, {ids.begin() + 1, ids.end()}, 0});
+      prompt.segments.push_back({Modality::kVision, {}, i});
+    prompt.segments.push_back({Modality::kText, {ids.begin() + 1, ids.end()}});
     return prompt;
   }
   // Nearest pixel.
@@ -210,9 +209,10 @@ class FakeModel final : public Model {
   absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
                                          std::span<const uint32_t> cameras) const override {
     if (ids.empty() || ids.front() != kBos) return InvalidField("token_ids", "must begin with BOS");
-    Prompt prompt = {{Modality::kText, {kBos}, 0}};
-    for (const uint32_t camera : cameras) prompt.push_back({Modality::kVision, {}, camera});
-    prompt.push_back({Modality::kText, {ids.begin() + 1, ids.end()}, 0});
+    Prompt prompt{{{Modality::kText, {kBos}}}};
+    for (const uint32_t camera : cameras)
+      prompt.segments.push_back({Modality::kVision, {}, camera});
+    prompt.segments.push_back({Modality::kText, {ids.begin() + 1, ids.end()}});
     return prompt;
   }
   bool IsActionToken(int32_t id) const override {

@@ -56,7 +56,7 @@ class OpenVla final : public Model {
   absl::Status Load(const Checkpoint& checkpoint);
 
   const ModelSpec& spec() const override { return spec_; }
-  absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override;
+  absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
   absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const override;
   const Tokenizer* tokenizer() const override { return &prompt_->tokenizer(); }
@@ -155,15 +155,13 @@ absl::StatusOr<Prompt> OpenVla::PromptOf(std::vector<int32_t> ids, std::string_v
                       " vision tokens and ", spec_.max_action_tokens, " actions pass the model's ",
                       spec_.max_positions, " positions"));
   }
-  Prompt prompt(3);
-  prompt[0].tokens.assign(ids.begin(), ids.begin() + 1);
-  prompt[1].modality = Modality::kVision;
-  prompt[2].tokens.assign(ids.begin() + 1, ids.end());
-  return prompt;
+  return Prompt{{{Modality::kText, {ids.begin(), ids.begin() + 1}},
+                 {Modality::kVision},
+                 {Modality::kText, {ids.begin() + 1, ids.end()}}}};
 }
 
-absl::StatusOr<Prompt> OpenVla::BuildPrompt(std::string_view instruction) const {
-  absl::StatusOr<std::vector<int32_t>> ids = prompt_->Encode(instruction);
+absl::StatusOr<Prompt> OpenVla::BuildPrompt(const PromptInput& input) const {
+  absl::StatusOr<std::vector<int32_t>> ids = prompt_->Encode(input.instruction);
   if (!ids.ok()) return InvalidField("instruction", FromAbsl(ids.status().message()));
   return PromptOf(*std::move(ids), "instruction");
 }
@@ -189,10 +187,9 @@ absl::Status OpenVla::CheckIds(std::span<const int32_t> ids) const {
 absl::StatusOr<Prompt> OpenVla::BuildTextPrompt(std::span<const int32_t> ids,
                                                 std::span<const uint32_t> cameras) const {
   RETURN_IF_ERROR(CheckIds(ids));
-  Prompt prompt(1);
-  prompt[0].tokens.assign(ids.begin(), ids.begin() + 1);
-  for (const uint32_t camera : cameras) prompt.push_back({Modality::kVision, {}, camera});
-  prompt.push_back({Modality::kText, {ids.begin() + 1, ids.end()}, 0});
+  Prompt prompt{{{Modality::kText, {ids.begin(), ids.begin() + 1}}}};
+  for (const uint32_t camera : cameras) prompt.segments.push_back({Modality::kVision, {}, camera});
+  prompt.segments.push_back({Modality::kText, {ids.begin() + 1, ids.end()}});
   return prompt;
 }
 

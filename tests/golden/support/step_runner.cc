@@ -61,7 +61,7 @@ void StepRunner::Start(uint32_t s, const Prompt& prompt) {
   Sequence& sequence = sequences_[s];
   sequence = {};
   uint32_t block = 0;
-  for (const PromptSegment& segment : prompt) {
+  for (const PromptSegment& segment : prompt.segments) {
     const bool vision = segment.modality == Modality::kVision;
     const auto count =
         vision ? model_.spec().vision_tokens : static_cast<uint32_t>(segment.tokens.size());
