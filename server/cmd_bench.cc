@@ -87,7 +87,7 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
     encodes.push_back(std::move(encode));
     return frame;
   };
-  RETURN_IF_ERROR(AddPrompt(prompt, spec.vision_tokens, frame_of, builder));
+  RETURN_IF_ERROR(AddPrompt(prompt, spec, frame_of, nullptr, builder));
   bench.timeline = builder.Build();
   const uint32_t prompt_tokens = bench.timeline->num_tokens();
   const uint32_t actions = spec.max_action_tokens;

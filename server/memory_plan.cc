@@ -65,10 +65,12 @@ absl::StatusOr<ModelMemory> PlanModel(const Config& config, const ModelConfig& m
   ASSIGN_OR_RETURN(const KvCacheOptions kv, ToKvOptions(model.kv, geometry));
   ModelSpec spec = folder.spec;
   spec.kv = geometry;
-  memory.device =
-      PlanDeviceBytes(spec, ToDeviceOptions(config, model, kv.num_blocks),
-                      uint64_t{kv.num_blocks} * geometry.block_tokens * geometry.BytesPerToken(),
-                      sizes->workspace, sizes->parking);
+  const DeviceModelOptions options =
+      FitToModel(spec, ToDeviceOptions(config, model, kv.num_blocks));
+  memory.device = PlanDeviceBytes(spec, options,
+                                  uint64_t{kv.num_blocks + ScratchBlocks(spec, options)} *
+                                      geometry.block_tokens * geometry.BytesPerToken(),
+                                  sizes->workspace, sizes->parking);
   for (uint64_t* bytes : {&memory.device.kv, &memory.device.embeddings, &memory.device.scratch,
                           &memory.device.staging})
     *bytes *= num_backends;

@@ -120,7 +120,7 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
     content->rgb = std::move(frame.rgb);
     return content;
   };
-  RETURN_IF_ERROR(AddPrompt(prompt, model.spec().vision_tokens, frame_of, builder));
+  RETURN_IF_ERROR(AddPrompt(prompt, model.spec(), frame_of, nullptr, builder));
   const std::shared_ptr<const Timeline> timeline = builder.Build();
   for (size_t i = 0; i < input.statistics_keys.size(); ++i) {
     const std::string& key = input.statistics_keys[i];

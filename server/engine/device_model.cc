@@ -1,10 +1,12 @@
 #include "engine/device_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "base/strings.h"
+#include "engine/meta_writer.h"
 
 namespace saccade {
 namespace {
@@ -12,45 +14,6 @@ namespace {
 // Of the token array, for each sequence. A row reads the token sampled directly before it, so this
 // is a ring: one column would do, two keep a step's own tokens apart.
 constexpr uint32_t kTokenColumns = 2;
-
-// Lays index arrays one after another into pinned memory, and gives their device views.
-class MetaWriter {
- public:
-  MetaWriter(Buffer& host, Buffer& device, size_t capacity_words)
-      : host_(&host), device_(&device), capacity_(capacity_words) {}
-
-  // Room for `count` words; nullptr when the staging is too small, which a plan within its limits
-  // never is.
-  int32_t* Reserve(size_t count, TensorView& view) {
-    const size_t padded = (count + 15) / 16 * 16;  // keeps every array 64-byte aligned
-    if (used_ + padded > capacity_) return nullptr;
-    auto* words = reinterpret_cast<int32_t*>(host_->data()) + used_;
-    view = device_->View(DType::kI32, {static_cast<int64_t>(count)}, used_ * sizeof(int32_t));
-    used_ += padded;
-    return words;
-  }
-  bool Add(const std::vector<int32_t>& values, TensorView& view) {
-    int32_t* words = Reserve(values.size(), view);
-    if (words == nullptr) return false;
-    std::copy(values.begin(), values.end(), words);
-    return true;
-  }
-  absl::Status Upload(Stream& stream) const {
-    if (used_ == 0) return absl::OkStatus();
-    const auto count = static_cast<int64_t>(used_);
-    return stream.Copy(device_->View(DType::kI32, {count}), host_->View(DType::kI32, {count}));
-  }
-
- private:
-  Buffer* host_;
-  Buffer* device_;
-  size_t capacity_;
-  size_t used_ = 0;
-};
-
-absl::Status PlanTooLarge(std::string_view what) {
-  return absl::InternalError(StrCat("a step plan passes the worker's limit of ", what));
-}
 
 // One tapped request alone in a step gets its taps; a mixed step has none.
 TapSink* TapOf(const StepPlan& plan) {
@@ -66,11 +29,20 @@ TapSink* TapOf(const StepPlan& plan) {
     tap = item.tap.get();
     request = item.request;
   }
+  for (const FlowItem& item : plan.flows) {
+    if (item.tap == nullptr || (tap != nullptr && item.request != request)) return nullptr;
+    tap = item.tap.get();
+    request = item.request;
+  }
   return tap;
 }
 
+size_t ChunkFloats(const ModelSpec& spec) { return size_t{spec.head.horizon} * spec.head.width; }
+
 struct DeviceSizes {
   size_t embeddings = 0;
+  size_t latents = 0;
+  size_t chunks = 0;
   size_t tokens = 0;
   size_t sampled = 0;
   size_t tops = 0;
@@ -83,7 +55,11 @@ struct DeviceSizes {
 DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   DeviceSizes sizes;
   sizes.embeddings =
-      size_t{options.embedding_slots} * spec.vision_tokens * spec.hidden * sizeof(float);
+      (size_t{options.embedding_slots} * spec.vision_tokens + 1) * spec.hidden * sizeof(float);
+  sizes.chunks = size_t{options.max_logit_rows} * ChunkFloats(spec) * sizeof(float);
+  if (spec.head.kind == HeadKind::kFlow) {
+    sizes.latents = size_t{options.sequence_slots} * ChunkFloats(spec) * sizeof(float);
+  }
   const size_t sampled = size_t{options.sequence_slots} * kTokenColumns;
   sizes.sampled = sampled * sizeof(int32_t);
   sizes.tokens = (sampled + options.max_rows) * sizeof(int32_t);
@@ -98,7 +74,12 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   sizes.copies = 2 * (size_t{options.num_blocks} + options.sequence_slots + 16);
   sizes.meta_words = 3 * (sizes.pages + 16) + 2 * (max_seqs + 32) +
                      5 * (size_t{options.max_rows} + 16) +
-                     10 * (size_t{options.max_logit_rows} + 16) + sizes.copies;
+                     10 * (size_t{HeadRows(spec, options)} + 16) + sizes.copies;
+  // States of prompts, or states and flow times of denoise steps, and the arrays of their rows.
+  const size_t rows = size_t{options.max_logit_rows} * spec.head.suffix_rows();
+  sizes.meta_words += size_t{options.max_rows} * (spec.state_width > 0 ? 1 + spec.state_width : 0) +
+                      11 * (rows + 16) +
+                      options.max_logit_rows * (spec.head.time_width + size_t{32});
   return sizes;
 }
 
@@ -107,14 +88,36 @@ constexpr uint64_t kBookBytesPerBlock = 192;
 
 }  // namespace
 
+DeviceModelOptions FitToModel(const ModelSpec& spec, DeviceModelOptions options) {
+  options.max_rows = std::max(options.max_rows, spec.max_group_rows);
+  uint32_t rows = 1;  // of a chunk
+  if (spec.head.kind == HeadKind::kFlow) rows = spec.head.suffix_rows();
+  if (spec.head.kind == HeadKind::kOnePass) rows = spec.max_group_rows;
+  if (rows > 1) {
+    options.max_logit_rows =
+        std::max(1u, std::min(options.max_logit_rows, options.max_rows / rows));
+  }
+  return options;
+}
+
+uint32_t ScratchBlocks(const ModelSpec& spec, const DeviceModelOptions& options) {
+  if (spec.head.kind != HeadKind::kFlow) return 0;
+  const uint32_t block = std::max(1u, spec.kv.block_tokens);
+  return options.max_logit_rows * ((spec.head.suffix_rows() + block - 1) / block);
+}
+
+uint32_t HeadRows(const ModelSpec& spec, const DeviceModelOptions& options) {
+  return options.max_logit_rows * (spec.head.kind == HeadKind::kOnePass ? spec.head.read_rows : 1);
+}
+
 DeviceBytes PlanDeviceBytes(const ModelSpec& spec, const DeviceModelOptions& options,
                             uint64_t kv_storage, uint64_t workspace, uint64_t parking) {
   const DeviceSizes sizes = SizesOf(spec, options);
   DeviceBytes bytes;
   bytes.kv = kv_storage + kBookBytesPerBlock * options.num_blocks;
-  bytes.embeddings = sizes.embeddings;
+  bytes.embeddings = sizes.embeddings + sizes.latents;
   bytes.scratch = workspace + parking * options.parking_places;
-  bytes.staging = sizes.tokens + sizes.sampled + 2 * sizes.tops + 2 * sizes.rgb +
+  bytes.staging = 3 * sizes.chunks + sizes.tokens + sizes.sampled + 2 * sizes.tops + 2 * sizes.rgb +
                   3 * sizes.meta_words * sizeof(int32_t);  // Staging, and its two copies
   return bytes;
 }
@@ -130,8 +133,9 @@ int32_t DeviceModel::TokenCell(SequenceSlot slot, uint32_t index) const {
 
 absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backend, Stream& stream,
                                                                  const Model& model,
-                                                                 const DeviceModelOptions& options,
+                                                                 const DeviceModelOptions& asked,
                                                                  MemoryBudget* budget) {
+  const DeviceModelOptions options = FitToModel(model.spec(), asked);
   if (options.num_blocks == 0 || options.max_rows == 0 || options.max_frames == 0 ||
       options.max_logit_rows == 0 || options.sequence_slots == 0 || options.embedding_slots == 0) {
     return absl::InvalidArgumentError(
@@ -140,9 +144,9 @@ absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::Create(Backend& backen
   auto device_model =
       std::unique_ptr<DeviceModel>(new DeviceModel(backend, stream, model, options));
   const DeviceBytes bytes = PlanDeviceBytes(
-      model.spec(), options, backend.KvBytes(model.spec().kv, options.num_blocks),
-      model.WorkspaceBytes(options.max_frames, options.max_rows, options.max_logit_rows),
-      model.ParkingBytes(options.max_frames, options.max_rows, options.max_logit_rows));
+      model.spec(), options,
+      backend.KvBytes(model.spec().kv, options.num_blocks + ScratchBlocks(model.spec(), options)),
+      device_model->ArenaBytes(), device_model->ParkingBytes());
   for (const auto& [kind, size] : {std::pair(MemoryKind::kKvCache, bytes.kv),
                                    std::pair(MemoryKind::kEmbeddings, bytes.embeddings),
                                    std::pair(MemoryKind::kScratch, bytes.scratch),
@@ -163,19 +167,15 @@ absl::Status DeviceModel::Allocate() {
     guard_ = std::make_unique<PageGuard>(options_.num_blocks, spec.kv.block_tokens,
                                          options_.embedding_slots, options_.sequence_slots);
   }
-  ASSIGN_OR_RETURN(kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks));
+  ASSIGN_OR_RETURN(
+      kv_, backend_.NewKvStorage(spec.kv, options_.num_blocks + ScratchBlocks(spec, options_)));
   ASSIGN_OR_RETURN(embeddings_, backend_.Allocate(sizes.embeddings, MemKind::kDevice));
   ASSIGN_OR_RETURN(tokens_, backend_.Allocate(sizes.tokens, MemKind::kDevice));
   ASSIGN_OR_RETURN(sampled_host_, backend_.Allocate(sizes.sampled, MemKind::kPinned));
   ASSIGN_OR_RETURN(tops_, backend_.Allocate(sizes.tops, MemKind::kDevice));
   ASSIGN_OR_RETURN(tops_host_, backend_.Allocate(sizes.tops, MemKind::kPinned));
-  ASSIGN_OR_RETURN(arena_buffer_,
-                   backend_.Allocate(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
-                                                           options_.max_logit_rows),
-                                     MemKind::kDevice));
-  if (const size_t bytes =
-          model_.ParkingBytes(options_.max_frames, options_.max_rows, options_.max_logit_rows);
-      bytes > 0) {
+  ASSIGN_OR_RETURN(arena_buffer_, backend_.Allocate(ArenaBytes(), MemKind::kDevice));
+  if (const size_t bytes = ParkingBytes(); bytes > 0) {
     for (uint32_t i = 0; i < options_.parking_places; ++i) {
       ASSIGN_OR_RETURN(parked_.emplace_back(), backend_.Allocate(bytes, MemKind::kDevice));
     }
@@ -184,7 +184,40 @@ absl::Status DeviceModel::Allocate() {
   ASSIGN_OR_RETURN(rgb_host_, backend_.Allocate(sizes.rgb, MemKind::kPinned));
   ASSIGN_OR_RETURN(meta_, backend_.Allocate(meta_words_ * sizeof(int32_t), MemKind::kDevice));
   ASSIGN_OR_RETURN(meta_host_, backend_.Allocate(meta_words_ * sizeof(int32_t), MemKind::kPinned));
-  return absl::OkStatus();
+  if (sizes.latents > 0) {
+    ASSIGN_OR_RETURN(latents_, backend_.Allocate(sizes.latents, MemKind::kDevice));
+  }
+  if (sizes.chunks > 0) {
+    ASSIGN_OR_RETURN(chunks_, backend_.Allocate(sizes.chunks, MemKind::kDevice));
+    ASSIGN_OR_RETURN(chunks_host_, backend_.Allocate(sizes.chunks, MemKind::kPinned));
+    ASSIGN_OR_RETURN(noise_host_, backend_.Allocate(sizes.chunks, MemKind::kPinned));
+  }
+  return ClearPlaces();
+}
+
+size_t DeviceModel::ArenaBytes() const {
+  return std::max(model_.WorkspaceBytes(options_.max_frames, options_.max_rows,
+                                        HeadRows(model_.spec(), options_)),
+                  model_.DenoiseBytes(options_.max_logit_rows));
+}
+
+size_t DeviceModel::ParkingBytes() const {
+  return model_.ParkingBytes(options_.max_frames, options_.max_rows,
+                             HeadRows(model_.spec(), options_));
+}
+
+// The row that places of an answer are made of. On a stream of its own: the worker may be in a step
+// of another model.
+absl::Status DeviceModel::ClearPlaces() {
+  const auto width = static_cast<int64_t>(model_.spec().hidden);
+  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend_.NewStream());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Buffer> zeros, backend_.Allocate(bytes, MemKind::kPinned));
+  std::memset(zeros->data(), 0, bytes);
+  RETURN_IF_ERROR(
+      stream->Copy(embeddings_->View(DType::kF32, {1, width}, embeddings_->size() - bytes),
+                   zeros->View(DType::kF32, {1, width})));
+  return stream->Synchronize();
 }
 
 absl::StatusOr<LayerRange> DeviceModel::RangeOf(const StepPlan& plan) const {
@@ -202,12 +235,17 @@ absl::Status DeviceModel::Run(const StepPlan& plan, StepResult& result) {
       return tokens[TokenCell(slot, index)];
     }));
   }
+  meta_used_ = 0;
   Arena arena(*arena_buffer_);
   ExecContext ctx{backend_.ops(), stream_, arena, TapOf(plan)};
   absl::Status status = RunEncodes(ctx, plan);
   if (status.ok()) {
     arena.Reset();  // in stream order: the trunk may reuse what the encodes wrote to scratch
     status = RunTrunk(ctx, plan);
+  }
+  if (status.ok()) {
+    arena.Reset();
+    status = RunFlows(ctx, plan);
   }
   // Also after an error: staging and scratch must be quiet before the next step uses them.
   const absl::Status finished = stream_.Synchronize();
@@ -222,8 +260,13 @@ void DeviceModel::ReadResults(const StepPlan& plan, StepResult& result) const {
   const auto* ids = reinterpret_cast<const int32_t*>(tops_host_->data());
   const auto* log_probs = reinterpret_cast<const float*>(
       tops_host_->data() + size_t{options_.max_logit_rows} * kMaxTopTokens * sizeof(int32_t));
+  uint32_t chunk = 0;
   for (const TrunkItem& item : plan.trunk) {
     for (const SampleTarget& target : item.samples) {
+      if (model_.spec().head.kind == HeadKind::kOnePass) {
+        ReadChunk(item.request, target.sample, target.index, chunk++, result);
+        continue;
+      }
       result.tokens.push_back({item.request, target.sample, target.index,
                                sampled[TokenCell(target.slot, target.index)]});
     }
@@ -236,6 +279,25 @@ void DeviceModel::ReadResults(const StepPlan& plan, StepResult& result) const {
     ids += kMaxTopTokens;
     log_probs += kMaxTopTokens;
   }
+  for (const FlowItem& item : plan.flows) {
+    if (item.index + 1 == item.steps) {
+      ReadChunk(item.request, item.sample, item.index, chunk++, result);
+    } else {
+      result.tokens.push_back({item.request, item.sample, item.index, 0});
+    }
+  }
+}
+
+// Chunk `at` of the step, with the token that ends its sample.
+void DeviceModel::ReadChunk(RequestId request, uint32_t sample, uint32_t index, uint32_t at,
+                            StepResult& result) const {
+  const size_t floats = ChunkFloats(model_.spec());
+  const auto* values = reinterpret_cast<const float*>(chunks_host_->data()) + at * floats;
+  SampledChunk chunk{request, sample, {values, values + floats}};
+  const bool finite = std::all_of(chunk.values.begin(), chunk.values.end(),
+                                  [](float v) { return std::isfinite(v); });
+  result.tokens.push_back({request, sample, index, finite ? 0 : kInvalidSample});
+  result.chunks.push_back(std::move(chunk));
 }
 
 absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
@@ -284,15 +346,17 @@ void DeviceModel::Staging::Reserve(size_t rows, size_t logits, size_t page_entri
   for (auto* values : {&logit_rows, &source_row, &draw, &dest, &top_rows}) values->reserve(logits);
   for (auto* values : {&temperature, &top_p}) values->reserve(logits);
   seed.reserve(logits);
+  state_index.reserve(rows);
   copies.reserve(copy_words);
 }
 
 void DeviceModel::Staging::Clear() {
-  for (auto* values :
-       {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_slot, &token_index,
-        &embedding_index, &text, &logit_rows, &source_row, &draw, &dest, &top_rows, &copies}) {
+  for (auto* values : {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_slot,
+                       &token_index, &embedding_index, &text, &logit_rows, &source_row, &draw,
+                       &dest, &top_rows, &copies, &state_index}) {
     values->clear();
   }
+  states.clear();
   temperature.clear();
   top_p.clear();
   seed.clear();
@@ -307,7 +371,8 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
   staging_.Clear();
   auto& [row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot, token_index,
          embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies, temperature,
-         top_p, seed] = staging_;
+         top_p, states, state_index, seed] = staging_;
+  const bool one_pass = spec.head.kind == HeadKind::kOnePass;
   int32_t max_pages = 0;
   for (const TrunkItem& item : plan.trunk) {
     const Timeline& timeline = *item.timeline;
@@ -330,6 +395,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
                          static_cast<int32_t>(t - item.pages[page].position));
       int32_t token = -1;
       int32_t embedding = -1;
+      int32_t state = -1;
       if (t - item.begin < item.known_tokens.size()) {
         token = text_base + static_cast<int32_t>(text.size());
         text.push_back(item.known_tokens[t - item.begin]);
@@ -344,16 +410,31 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
           }
           embedding = item.embeddings[segment].value() * static_cast<int32_t>(spec.vision_tokens) +
                       static_cast<int32_t>(t - s.begin);
+        } else if (s.modality == Modality::kState) {
+          if (s.state == nullptr || s.state->size() != spec.state_width) {
+            return absl::InternalError("a state row of a step has no state");
+          }
+          state = static_cast<int32_t>(states.size() / spec.state_width);
+          states.insert(states.end(), s.state->begin(), s.state->end());
+        } else if (s.modality == Modality::kAction) {
+          embedding = static_cast<int32_t>(options_.embedding_slots * spec.vision_tokens);
         } else {
           token = text_base + static_cast<int32_t>(text.size());
           text.push_back(timeline.tokens()[t]);
         }
       }
+      state_index.push_back(state);
       token_index.push_back(token);
       embedding_index.push_back(embedding);
     }
     row_begin.push_back(static_cast<int32_t>(row_pos.size()));
-    if (!item.samples.empty() || item.top) {
+    if (one_pass && !item.samples.empty()) {
+      const uint32_t end = timeline.num_tokens() - spec.head.read_before_end;
+      for (uint32_t t = end - spec.head.read_rows; t < end; ++t) {
+        logit_rows.push_back(row_begin[row_begin.size() - 2] +
+                             static_cast<int32_t>(t - item.begin));
+      }
+    } else if (!item.samples.empty() || item.top) {
       for (const SampleTarget& target : item.samples) {
         source_row.push_back(static_cast<int32_t>(logit_rows.size()));
         temperature.push_back(target.temperature);
@@ -367,7 +448,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
     }
   }
   if (row_pos.size() > options_.max_rows) return PlanTooLarge("rows");
-  if (logit_rows.size() > options_.max_logit_rows ||
+  if (logit_rows.size() > HeadRows(spec, options_) ||
       dest.size() + top_rows.size() > options_.max_logit_rows) {
     return PlanTooLarge("logit rows");
   }
@@ -376,7 +457,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
     copies.push_back(copy.to.value());
   }
 
-  MetaWriter writer(*meta_host_, *meta_, meta_words_);
+  MetaWriter writer(*meta_host_, *meta_, meta_words_, meta_used_);
   TensorView text_view;
   TensorView copies_view;
   TensorView seed_words;
@@ -393,17 +474,19 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
     std::memcpy(top_ps, top_p.data(), top_p.size() * sizeof(float));
   }
   PagedBatch& paged = batch.paged;
-  fits = fits && writer.Add(row_begin, paged.row_begin) &&
-         writer.Add(page_begin, paged.page_begin) && writer.Add(pages, paged.pages) &&
-         writer.Add(page_len, paged.page_len) && writer.Add(page_pos, paged.page_pos) &&
-         writer.Add(row_pos, paged.row_pos) && writer.Add(row_slot, paged.row_slot) &&
-         writer.Add(token_index, batch.token_index) &&
-         writer.Add(embedding_index, batch.embedding_index) &&
-         writer.Add(logit_rows, batch.logit_rows) &&
-         writer.Add(source_row, batch.sample.source_row) && writer.Add(draw, batch.sample.draw) &&
-         writer.Add(dest, batch.sample.dest) && writer.Add(top_rows, batch.top.source_row) &&
-         writer.Add(text, text_view) && writer.Add(copies, copies_view);
+  fits =
+      fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
+      writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) &&
+      writer.Add(page_pos, paged.page_pos) && writer.Add(row_pos, paged.row_pos) &&
+      writer.Add(row_slot, paged.row_slot) && writer.Add(token_index, batch.token_index) &&
+      writer.Add(embedding_index, batch.embedding_index) &&
+      writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
+      writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) &&
+      writer.Add(top_rows, batch.top.source_row) && writer.Add(text, text_view) &&
+      writer.Add(copies, copies_view) && writer.Add(state_index, batch.state_index) &&
+      writer.Add(states, std::max<int64_t>(spec.state_width, 1), batch.states);
   if (!fits) return PlanTooLarge("page table entries");
+  meta_used_ = writer.used();
   const auto samples = static_cast<int64_t>(dest.size());
   batch.sample.seed = TensorView::Dense(seed_words.data, DType::kI64, MemKind::kDevice, {samples});
   batch.sample.temperature =
@@ -442,8 +525,12 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
   paged.max_pages = max_pages;
   batch.kv = kv_.get();
   batch.embeddings = embeddings_->View(
-      DType::kF32, {int64_t{options_.embedding_slots} * spec.vision_tokens, spec.hidden});
+      DType::kF32, {int64_t{options_.embedding_slots} * spec.vision_tokens + 1, spec.hidden});
   batch.num_logit_rows = static_cast<int32_t>(logit_rows.size());
+  if (one_pass) {
+    const auto chunks = static_cast<int64_t>(logit_rows.size() / spec.head.read_rows);
+    batch.actions = chunks_->View(DType::kF32, {chunks * spec.head.horizon, spec.head.width});
+  }
   return absl::OkStatus();
 }
 
@@ -459,6 +546,11 @@ absl::Status DeviceModel::RunTrunk(ExecContext& ctx, const StepPlan& plan) {
     const auto words = static_cast<int64_t>(2 * size_t{options_.max_logit_rows} * kMaxTopTokens);
     RETURN_IF_ERROR(
         stream_.Copy(tops_host_->View(DType::kI32, {words}), tops_->View(DType::kI32, {words})));
+  }
+  if (batch.actions.rank == 2 && batch.actions.dim(0) > 0) {
+    return stream_.Copy(
+        chunks_host_->View(DType::kF32, {batch.actions.dim(0), batch.actions.dim(1)}),
+        batch.actions);
   }
   if (staging_.dest.empty()) return absl::OkStatus();
   const auto sampled = static_cast<int64_t>(options_.sequence_slots) * kTokenColumns;

@@ -104,6 +104,11 @@ struct ActRequest {
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;
+  // Of a model that denoises: steps (0: the model's own), and what the answer is made from; and the
+  // robot's state in its own units, for actions that are relative to it.
+  uint32_t flow_steps = 0;
+  std::shared_ptr<const FlowInput> flow;
+  std::vector<float> state;
   TimePoint frame_captured{};  // oldest frame it uses, for the frame-age histogram; zero: none
   std::shared_ptr<ResponseSink> sink;
   std::shared_ptr<TapSink> tap;

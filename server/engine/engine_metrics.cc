@@ -37,9 +37,9 @@ void EngineMetrics::StepDone(const StepPlan& plan, const StepResult& result, boo
   const StepShape& shape = plan.shape;
   const auto it = models_.find(plan.model);
   if (it == models_.end()) return;
-  it->second.metrics->RecordStep(KindOf(shape), plan.predicted_p50,
-                                 ToMicros(result.finished - result.started), plan.trunk.size(),
-                                 uint64_t{shape.prefill_rows} + shape.decode_rows);
+  it->second.metrics->RecordStep(
+      KindOf(shape), plan.predicted_p50, ToMicros(result.finished - result.started),
+      plan.trunk.size() + plan.flows.size(), uint64_t{shape.prefill_rows} + shape.decode_rows);
 }
 
 void EngineMetrics::Finished(const ActRequest& request, const absl::Status& status,

@@ -15,7 +15,8 @@ namespace {
 // Loads whose names are kept for what is told of the past.
 constexpr size_t kNames = 1024;
 constexpr std::chrono::hours kWarmUpPatience{1};
-constexpr int kWarmUpAttempts = 1000;  // 10 ms apart, against a full class
+constexpr uint32_t kMaxFlowSteps = 1000;  // of one request
+constexpr int kWarmUpAttempts = 1000;     // 10 ms apart, against a full class
 
 // Numbers of weights stand for time: what matters is how the layers compare.
 std::vector<LayerShare> SharesOf(const std::vector<LayerCost>& layers) {
@@ -60,6 +61,7 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     if (worker >= workers_.size()) {
       return absl::InvalidArgumentError(StrCat("model ", served.name, ": no such worker"));
     }
+    const ModelSpec& spec = served.spec();
     DeviceModelOptions device;
     device.num_blocks = served.kv.num_blocks;
     device.embedding_slots = served.embedding_slots;
@@ -71,6 +73,7 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     if (options_.step_ceiling.count() > 0) {
       device.parking_places = ParkingPlaces(options_.classes);
     }
+    device = FitToModel(spec, device);
     ASSIGN_OR_RETURN(std::unique_ptr<DeviceModel> made,
                      DeviceModel::Create(*backends_[worker], workers_[worker].worker->stream(),
                                          *served.instances[i], device, options_.memory));
@@ -84,13 +87,15 @@ absl::StatusOr<Engine::Impl::Loaded> Engine::Impl::Prepare(ServedModel model) {
     lane.kv = served.kv;
     lane.embedding_slots = served.embedding_slots;
     lane.sequence_slots = served.max_sequences;
-    lane.max_action_tokens = std::max(served.spec().max_action_tokens, options_.max_new_tokens);
-    lane.max_rows = options_.max_rows;
-    lane.max_frames = options_.max_frames;
-    lane.max_logit_rows = options_.max_logit_rows;
-    lane.vision_layers = SharesOf(served.spec().vision_layers);
-    lane.trunk_layers = SharesOf(served.spec().trunk_layers);
-    const auto costs = options_.costs.find(CostKey(served.spec(), *backends_[worker]));
+    lane.max_action_tokens = std::max(spec.max_action_tokens, options_.max_new_tokens);
+    lane.denoises = spec.head.kind == HeadKind::kFlow;
+    if (lane.denoises) lane.max_action_tokens = kMaxFlowSteps;
+    lane.max_rows = device.max_rows;
+    lane.max_frames = device.max_frames;
+    lane.max_logit_rows = device.max_logit_rows;
+    lane.vision_layers = SharesOf(spec.vision_layers);
+    lane.trunk_layers = SharesOf(spec.trunk_layers);
+    const auto costs = options_.costs.find(CostKey(spec, *backends_[worker]));
     if (costs != options_.costs.end()) lane.cost = costs->second;
     ASSIGN_OR_RETURN(std::shared_ptr<Lane> made_lane,
                      Scheduler::MakeLane(lane, ParkingPlaces(options_.classes)));
@@ -177,7 +182,8 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
     }
   }
   const ModelSpec& spec = model.spec();
-  ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt({"warm up"}));
+  const auto state = std::make_shared<const std::vector<float>>(spec.state_width, 0.0F);
+  ASSIGN_OR_RETURN(const Prompt prompt, model.instances.front()->BuildPrompt({"warm up", *state}));
   for (size_t run = 0, attempts = 0; run < kRuns * model.instances.size();) {
     TimelineBuilder builder(
         DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
@@ -190,7 +196,7 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
       frame->digest = DigestBytes("frame.warmup", frame->rgb);
       return frame;
     };
-    RETURN_IF_ERROR(AddPrompt(prompt, spec.vision_tokens, frame_of, builder));
+    RETURN_IF_ERROR(AddPrompt(prompt, spec, frame_of, state, builder));
     auto sink = std::make_shared<WarmUpSink>();
     std::future<absl::Status> done = sink->future();
     ActRequest request;
@@ -201,6 +207,10 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
     request.deadline = request.arrival + kWarmUpPatience;
     request.timeline = builder.Build();
     request.statistics_key = spec.statistics.front().key;
+    request.state.assign(spec.state_dim, 0.0F);
+    if (spec.head.kind == HeadKind::kFlow) {
+      request.flow = std::make_shared<const FlowInput>(FlowInput{*state, {}});
+    }
     request.sink = std::move(sink);
     const absl::Status submitted = Submit(std::move(request)).status();
     const absl::Status status = submitted.ok() ? done.get() : submitted;

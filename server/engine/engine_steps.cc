@@ -61,6 +61,7 @@ void Engine::Impl::MarkStarted(const StepPlan& plan) {
   };
   for (const EncodeItem& item : plan.encodes) mark(item.request);
   for (const TrunkItem& item : plan.trunk) mark(item.request);
+  for (const FlowItem& item : plan.flows) mark(item.request);
 }
 
 std::shared_ptr<DeviceModel> Engine::Impl::DeviceOf(const StepPlan& plan) const {
@@ -100,8 +101,10 @@ void Engine::Impl::Handle(WorkerId id, WorkerStep& step, TimePoint now) {
   const ServedModel& model = *loaded.served;
   if (result.status.ok() && model.invalid_tokens == InvalidTokenPolicy::kFail) {
     for (const SampledToken& token : result.tokens) {
-      if (token.token == kInvalidSample || model.instances.front()->IsActionToken(token.token))
+      if (token.token == kInvalidSample || model.spec().head.kind != HeadKind::kTokens ||
+          model.instances.front()->IsActionToken(token.token)) {
         continue;
+      }
       const auto it = active_.find(token.request);
       if (it == active_.end() || it->second.request.text) continue;
       ErrorInfo info;
@@ -158,8 +161,11 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   if (request.text) result.answers = std::exchange(outcome.answers, {});
   for (const Outcome::Answer& answer : outcome.answers) {
     if (!status.ok()) break;
-    absl::StatusOr<ActionChunk> chunk = model.instances.front()->DecodeActions(
-        answer.tokens, request.statistics_key, model.invalid_tokens);
+    const Model& family = *model.instances.front();
+    absl::StatusOr<ActionChunk> chunk =
+        family.spec().head.kind == HeadKind::kTokens
+            ? family.DecodeActions(answer.tokens, request.statistics_key, model.invalid_tokens)
+            : family.FinishActions(answer.chunk, request.statistics_key, request.state);
     if (chunk.ok()) {
       result.chunks.push_back(*std::move(chunk));
     } else {

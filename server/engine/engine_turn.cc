@@ -101,6 +101,31 @@ TimePoint Engine::Impl::NextWake() const {
 
 // ---------------------------------------------------------------------------------------- messages
 
+namespace {
+
+void OfferActions(const ModelSpec& model, const StatisticsSpec& statistics,
+                  const ActRequest& request, Request& offered) {
+  const ActionHeadSpec& head = model.head;
+  switch (head.kind) {
+    case HeadKind::kTokens:
+      offered.action_tokens =
+          head.stop_tokens.empty() ? statistics.action_dim : model.max_action_tokens;
+      offered.stop_tokens = head.stop_tokens;
+      break;
+    case HeadKind::kFlow:
+      offered.kind = AnswerKind::kFlow;
+      offered.action_tokens = request.flow_steps > 0 ? request.flow_steps : head.steps;
+      offered.flow = request.flow;
+      break;
+    case HeadKind::kOnePass:
+      offered.kind = AnswerKind::kOnePass;
+      offered.action_tokens = 1;
+      break;
+  }
+}
+
+}  // namespace
+
 void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
   pending_submits_.fetch_sub(1, std::memory_order_acq_rel);
   ActRequest& request = *message.request;
@@ -145,7 +170,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
       offered.stop_tokens = request.text->stop_tokens;
       offered.beams = request.text->beams;
     } else {
-      offered.action_tokens = spec->action_dim;
+      OfferActions(model->served->spec(), *spec, request, offered);
     }
     offered.samples = request.samples;
     offered.temperature = request.temperature;

@@ -155,6 +155,14 @@ absl::Status PageGuard::Check(const StepPlan& plan, const Sampled& sampled) {
     RETURN_IF_ERROR(CheckEmbeddings(item));
     RETURN_IF_ERROR(CheckReads(item));
   }
+  for (const FlowItem& item : plan.flows) {  // it reads the prompt, and writes to scratch
+    TrunkItem prompt;
+    prompt.request = item.request;
+    prompt.timeline = item.timeline;
+    prompt.begin = item.timeline->num_tokens();
+    prompt.pages = item.pages;
+    RETURN_IF_ERROR(CheckReads(prompt));
+  }
   return absl::OkStatus();
 }
 

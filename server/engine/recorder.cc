@@ -53,7 +53,7 @@ void Recorder::Step(const StepPlan& plan, const StepResult& result) {
   record.model = plan.model;
   record.shape = plan.shape;
   record.slice = plan.slice;
-  record.sequences = static_cast<uint32_t>(plan.trunk.size());
+  record.sequences = static_cast<uint32_t>(plan.trunk.size() + plan.flows.size());
   record.started = result.started;
   record.finished = result.finished;
   record.predicted_p50 = plan.predicted_p50;

@@ -209,15 +209,20 @@ template <class Visit>
 void KvCache::VisitCachedPrefix(const Timeline& timeline, Visit&& visit) const {
   const std::span<const TimelineBlock> blocks = timeline.blocks();
   if (timeline.block_tokens() != options_.block_tokens) return;
-  const Timeline* verified = &timeline;  // equal to `timeline` in blocks [0, i)
-  for (uint32_t i = 0; i + 1 < blocks.size(); ++i) {
+  size_t most = blocks.size();
+  if (timeline.reuse() == PrefixReuse::kNone) most = 0;
+  if (timeline.reuse() == PrefixReuse::kAllButLast && most > 0) --most;
+  const Timeline* verified = &timeline;  // equal to `timeline` in blocks [0, i), and in its group
+  for (uint32_t i = 0; i < most; ++i) {
     const BlockId id = pool_->Find(blocks[i].key);
     if (!id.valid()) return;
     const BlockPool::Block& block = pool_->block(id);
     const Timeline* origin = block.timeline.get();
     if (block.position != i) return;
     if (origin != &timeline) {
-      for (uint32_t j = origin == verified ? i : 0; j <= i; ++j) {
+      const bool known = origin == verified;
+      const uint32_t last = known ? i : std::max(i + 1, timeline.group_blocks()) - 1;
+      for (uint32_t j = known ? i : 0; j <= last; ++j) {
         if (!Timeline::SameContent(*origin, timeline, j)) return;
       }
     }
@@ -390,7 +395,7 @@ void KvCache::Publish(Sequence& s, uint32_t tokens, TimePoint /*now*/) {
     const BlockId id = s.pages_[i].block;
     if (pool_->block(id).state == BlockPool::State::kCommitted) continue;  // a fork was here before
     pool_->MarkCommitted(id);
-    pool_->Index(id, s.timeline_, i);
+    if (s.timeline_->reuse() != PrefixReuse::kNone) pool_->Index(id, s.timeline_, i);
   }
 }
 

@@ -185,8 +185,8 @@ class KvCache {
   // numbers. `answer_tokens`: tokens past the timeline that get a place, for each of `samples`
   // forks of one prompt.
   absl::Status CheckFits(const Timeline& timeline, uint32_t answer_tokens, uint32_t samples) const;
-  // Takes references on the longest cached prefix of whole timeline blocks; never the last block,
-  // whose last token must be computed for its logits. Content is compared after the hash.
+  // Takes references on the longest cached prefix of whole timeline blocks, as far as the timeline
+  // lets it. Content is compared after the hash.
   // `timeline` is not null.
   std::unique_ptr<Sequence> Open(std::shared_ptr<const Timeline> timeline, TimePoint now);
   // Prompt tokens that Open would find, without taking them.

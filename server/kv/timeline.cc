@@ -2,10 +2,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace saccade {
 namespace {
+
+std::string_view BytesOf(const Segment& segment) {
+  if (segment.state == nullptr) return {};
+  return {reinterpret_cast<const char*>(segment.state->data()),
+          segment.state->size() * sizeof(float)};
+}
 
 Digest128 BlockKey(const Timeline& timeline, const TimelineBlock& block, const Digest128& parent) {
   const Segment& segment = timeline.segments()[block.segment];
@@ -20,6 +27,10 @@ Digest128 BlockKey(const Timeline& timeline, const TimelineBlock& block, const D
         .Field(static_cast<uint64_t>(block.begin - segment.begin))
         .Field(static_cast<uint64_t>(block.len))
         .Field(static_cast<uint64_t>(segment.end - segment.begin));
+  } else if (segment.modality == Modality::kState) {
+    builder.Field(BytesOf(segment));
+  } else if (segment.modality == Modality::kAction) {
+    builder.Field(static_cast<uint64_t>(segment.end - segment.begin));
   } else {
     builder.Field(timeline.tokens().subspan(block.begin, block.len));
   }
@@ -29,7 +40,10 @@ Digest128 BlockKey(const Timeline& timeline, const TimelineBlock& block, const D
 }  // namespace
 
 bool Timeline::SameContent(const Timeline& a, const Timeline& b, uint32_t block) {
-  if (block >= a.blocks_.size() || block >= b.blocks_.size() || a.salt_ != b.salt_) return false;
+  if (block >= a.blocks_.size() || block >= b.blocks_.size() || a.salt_ != b.salt_ ||
+      a.group_tokens_ != b.group_tokens_) {
+    return false;
+  }
   const TimelineBlock& x = a.blocks_[block];
   const TimelineBlock& y = b.blocks_[block];
   if (x.begin != y.begin || x.len != y.len) return false;
@@ -40,6 +54,10 @@ bool Timeline::SameContent(const Timeline& a, const Timeline& b, uint32_t block)
     return p.content != nullptr && p.content == q.content && p.camera == q.camera &&
            p.begin == q.begin && p.end == q.end;
   }
+  if (p.modality == Modality::kState) {
+    return p.state != nullptr && q.state != nullptr && BytesOf(p) == BytesOf(q);
+  }
+  if (p.modality == Modality::kAction) return p.begin == q.begin && p.end == q.end;
   return std::equal(a.tokens_.begin() + x.begin, a.tokens_.begin() + x.begin + x.len,
                     b.tokens_.begin() + y.begin);
 }
@@ -74,6 +92,36 @@ TimelineBuilder& TimelineBuilder::AddVision(uint32_t camera, ContentRef content,
   return *this;
 }
 
+TimelineBuilder& TimelineBuilder::AddRows(Modality modality, uint32_t count, StateRef state) {
+  if (count == 0) return *this;
+  Segment segment;
+  segment.modality = modality;
+  segment.begin = timeline_->num_tokens();
+  timeline_->tokens_.resize(timeline_->tokens_.size() + count, 0);
+  segment.end = timeline_->num_tokens();
+  segment.state = std::move(state);
+  timeline_->segments_.push_back(std::move(segment));
+  return *this;
+}
+
+TimelineBuilder& TimelineBuilder::AddState(StateRef state) {
+  return AddRows(Modality::kState, 1, std::move(state));
+}
+
+TimelineBuilder& TimelineBuilder::AddPlaces(uint32_t count) {
+  return AddRows(Modality::kAction, count, nullptr);
+}
+
+TimelineBuilder& TimelineBuilder::EndGroup() {
+  timeline_->group_tokens_ = timeline_->num_tokens();
+  return *this;
+}
+
+TimelineBuilder& TimelineBuilder::SetReuse(PrefixReuse reuse) {
+  timeline_->reuse_ = reuse;
+  return *this;
+}
+
 TimelineBuilder& TimelineBuilder::SetAnswer(Modality answer) {
   timeline_->answer_ = answer;
   return *this;
@@ -83,7 +131,6 @@ std::shared_ptr<const Timeline> TimelineBuilder::Build() {
   std::shared_ptr<Timeline> timeline = std::exchange(timeline_, std::make_shared<Timeline>());
   timeline->salt_ = salt_;
   timeline->block_tokens_ = block_tokens_;
-  Digest128 parent;
   for (uint32_t s = 0; s < timeline->segments_.size(); ++s) {
     const Segment& segment = timeline->segments_[s];
     for (uint32_t begin = segment.begin; begin < segment.end;) {
@@ -91,12 +138,25 @@ std::shared_ptr<const Timeline> TimelineBuilder::Build() {
       block.begin = begin;
       block.len = static_cast<uint16_t>(std::min(block_tokens_, segment.end - begin));
       block.segment = s;
-      block.key = BlockKey(*timeline, block, parent);
-      parent = block.key;
       begin += block.len;
       timeline->blocks_.push_back(block);
+      if (begin <= timeline->group_tokens_) ++timeline->group_blocks_;
     }
   }
+  // Keys of a group once without it, for its digest, and then on top of that.
+  Digest128 parent;
+  const auto chain = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      TimelineBlock& block = timeline->blocks_[i];
+      block.key = BlockKey(*timeline, block, parent);
+      parent = block.key;
+    }
+  };
+  if (timeline->group_blocks_ > 0) {
+    chain(0, timeline->group_blocks_);
+    parent = DigestBuilder("kv.group.v1").Field(parent).Field(timeline->group_tokens_).Finish();
+  }
+  chain(0, timeline->blocks_.size());
   return timeline;
 }
 

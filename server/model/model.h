@@ -24,6 +24,7 @@ struct CameraSpec {
   std::string name;
   uint32_t width = 0;  // pixels the model takes; any frame is resized to it
   uint32_t height = 0;
+  bool optional = false;  // without a frame the model does as it was trained: the camera is masked
 };
 
 // One set of dataset statistics: how a normalised action becomes a command.
@@ -61,6 +62,8 @@ struct ActionHeadSpec {
   // before the prompt's end they end (a row predicts what stands after it).
   uint32_t read_rows = 0;
   uint32_t read_before_end = 0;
+  // kTokens: that end an answer whose length the model chooses; it has max_action_tokens at most.
+  std::vector<int32_t> stop_tokens;
   // kFlow.
   uint32_t steps = 0;       // denoise steps, when a request names none
   uint32_t time_width = 0;  // of the embedding of a flow time
@@ -80,11 +83,13 @@ struct ModelSpec {
   std::vector<StatisticsSpec> statistics;  // sorted by key
   uint32_t state_dim = 0;                  // 0: the model takes no proprioception
   uint32_t state_width = 0;                // F32 values of a state on the device: state_dim, padded
+  bool state_in_text = false;              // the prompt's text changes with the state
   ActionHeadSpec head;
   KvGeometry kv;
   uint32_t hidden = 0;
   uint32_t vocab_size = 0;  // rows of the LM head
   uint32_t max_positions = 0;
+  uint32_t max_group_rows = 0;     // of the longest bidirectional group: one step must hold them
   uint32_t vision_tokens = 0;      // per frame
   uint32_t max_action_tokens = 0;  // over all statistics keys
   // The layers in the order in which they run; empty: Encode or Forward cannot be cut. The last of

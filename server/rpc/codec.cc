@@ -64,15 +64,14 @@ std::string Path(std::string_view prefix, std::string_view field) {
   return prefix.empty() ? std::string(field) : StrCat(prefix, ".", field);
 }
 
-// What every answer says of the frames, the prompt and the time. `camera_of(i)`: of frame i.
-template <class Answer, class Info, class CameraOf>
-void SetCommon(const Info& info, const ActResult& result, CameraOf&& camera_of, Answer& answer) {
+// What every answer says of the frames, the prompt and the time.
+template <class Answer, class Info>
+void SetCommon(const Info& info, const ActResult& result, Answer& answer) {
   Micros decode{0};
   const Observation& observation = *info.observation;
-  for (size_t i = 0; i < observation.frames.size(); ++i) {
-    const Frame& frame = observation.frames[i];
+  for (const Frame& frame : observation.frames) {
     v1::FrameUsed& used = *answer.add_frames();
-    used.set_camera(info.spec->cameras[camera_of(i)].name);
+    used.set_camera(info.spec->cameras[frame.camera].name);
     used.set_capture_time_ns(frame.capture_time_ns);
     used.set_age_us(Positive(result.finished - frame.captured));
     decode += frame.decode;
@@ -165,7 +164,7 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
     c.set_name(camera.name);
     c.set_width(camera.width);
     c.set_height(camera.height);
-    c.set_required(true);
+    c.set_required(!camera.optional);
   }
   const ActionSpaceConfig stated = config.action_space.value_or(ActionSpaceConfig{});
   for (const StatisticsSpec& statistics : spec.statistics) {
@@ -224,8 +223,7 @@ v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
     proto.mutable_token_ids()->Assign(sample.tokens.begin(), sample.tokens.end());
   }
   *chunk.mutable_action_space() = *info.action_space;
-  SetCommon(
-      info, result, [](size_t i) { return i; }, chunk);
+  SetCommon(info, result, chunk);
   chunk.set_statistics_key(std::string(info.statistics_key));
   return chunk;
 }
@@ -242,8 +240,7 @@ v1::GenerateResult GenerateResultOf(const TextInfo& info, const ActResult& resul
     sequence.set_log_probability(answer.log_prob);
     sequence.set_score(answer.score);
   }
-  SetCommon(
-      info, result, [&info](size_t i) { return info.cameras[i]; }, out);
+  SetCommon(info, result, out);
   return out;
 }
 

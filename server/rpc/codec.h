@@ -45,7 +45,6 @@ struct TextInfo {
   TimePoint deadline = kNever;
   std::string_view latency_class;  // of the engine's options
   std::shared_ptr<const Observation> observation;
-  std::vector<uint32_t> cameras;      // of observation->frames
   std::shared_ptr<const void> model;  // keeps the next two
   const ModelSpec* spec = nullptr;
   const Tokenizer* tokenizer = nullptr;

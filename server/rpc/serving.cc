@@ -279,6 +279,7 @@ absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t cam
                                          const v1::VisionFrame& frame, TimePoint received,
                                          std::string_view prefix) {
   Frame out;
+  out.camera = camera;
   out.capture_time_ns = frame.capture_time_ns();
   out.captured = received - Micros(frame.age_us());
   const TimePoint begin = clock_.Now();
@@ -377,6 +378,10 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   request.temperature = fields.temperature;
   request.seed = act.seed();
   request.frame_captured = observation->oldest_captured;
+  request.state = observation->state;
+  if (target.model->model->spec().head.state_row) {
+    request.flow = std::make_shared<const FlowInput>(FlowInput{*observation->normalized, {}});
+  }
 
   info.act_id = act.id();
   info.arrival = arrival;

@@ -170,8 +170,7 @@ absl::StatusOr<ActRequest> Serving::PrepareText(SessionId id, const v1::Generate
   ASSIGN_OR_RETURN(const Prompt prompt, model->model->BuildTextPrompt(ids, cameras));
   TimelineBuilder builder = model->new_timeline();
   RETURN_IF_ERROR(AddPrompt(
-      prompt, spec.vision_tokens, [&](uint32_t camera) { return frames[camera]->content; },
-      builder));
+      prompt, spec, [&](uint32_t camera) { return frames[camera]->content; }, nullptr, builder));
   observation->timeline = builder.SetAnswer(Modality::kText).Build();
 
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass.value())];
@@ -191,7 +190,6 @@ absl::StatusOr<ActRequest> Serving::PrepareText(SessionId id, const v1::Generate
   info.deadline = out.deadline;
   info.latency_class = latency.name;
   info.observation = std::move(observation);
-  info.cameras = std::move(cameras);
   info.model = model;
   info.spec = &spec;
   info.tokenizer = tokenizer;

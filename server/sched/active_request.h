@@ -29,7 +29,9 @@ struct Pass;
 struct SampleState {
   std::unique_ptr<Sequence> sequence;  // sample 0's computes the prompt; the others are its forks
   SequenceSlot slot;
-  std::vector<int32_t> tokens;   // sampled and reported, in order; of a beam, chosen
+  std::vector<int32_t> tokens;  // sampled and reported, in order; of a beam, chosen; of a flow, one
+                                // for each denoise step
+  std::vector<float> chunk;     // of a flow, or of one pass, when it is done
   std::vector<ScoredToken> top;  // of a beam: candidates that wait for those of the other beams
   bool stopped = false;          // by a stop token; a beam: the search has dropped it
   uint32_t planned_tokens = 0;   // answer tokens sampled
@@ -96,6 +98,15 @@ struct ActiveRequest {
   bool reported_cache = false;  // cached_tokens and frame_cached are of its first start
   bool frame_cached = true;
 
+  bool denoises() const { return request.kind == AnswerKind::kFlow; }
+  // The least rows that its prompt can go on with: what is left of its group, which runs at once,
+  // else a piece of `chunk` rows. 0: the prompt is planned.
+  uint32_t least_rows(uint32_t chunk) const {
+    const uint32_t begin =
+        started ? prompt_planned : std::min(cached_estimate, request.timeline->num_tokens());
+    const uint32_t group = request.timeline->group_tokens();
+    return begin < group ? group - begin : std::min(chunk, prompt_tokens() - begin);
+  }
   uint32_t prompt_tokens() const { return request.timeline->num_tokens(); }
   bool may_expire() const { return klass->on_late == OnLate::kReject && deadline != kNever; }
   bool expired(TimePoint at) const { return may_expire() && deadline <= at; }
@@ -112,6 +123,7 @@ struct ActiveRequest {
   // Rows of `s` that the next step may take: one is a decode, more are after a preemption. A beam's
   // next token must be chosen first.
   uint32_t rows_to_plan(const SampleState& s) const {
+    if (denoises()) return open(s) ? 1 : 0;
     if (!open(s) || (search && s.planned_tokens > s.tokens.size())) return 0;
     return s.planned_tokens - s.planned_rows;
   }

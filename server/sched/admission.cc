@@ -103,7 +103,7 @@ TimeEstimate Scheduler::Impl::PredictFinish(const ActiveRequest& r, const Lane& 
     if (work.frames > 0) {
       unit = {1, 0, 0};
     } else if (work.prefill_rows > 0) {
-      unit = {0, std::min(work.prefill_rows, options_.min_prefill_chunk), 0};
+      unit = {0, std::max(1u, oldest_lower->least_rows(options_.min_prefill_chunk)), 0};
     }
     Micros first = its_lane.cost.Predict(unit).p50;
     if (its_lane.NeedsCut(unit, options_.step_ceiling)) {

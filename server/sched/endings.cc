@@ -55,11 +55,13 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
     outcome.late = r.deadline <= now;
     if (r.search) {
       for (BeamSearch::Hypothesis& h : r.search->Results()) {
-        outcome.answers.push_back({std::move(h.tokens), h.stopped, h.log_prob, h.score});
+        outcome.answers.push_back({std::move(h.tokens), h.stopped, h.log_prob, h.score, {}});
       }
     } else {
       for (SampleState& sample : r.samples) {
-        outcome.answers.push_back({.tokens = std::move(sample.tokens), .stopped = sample.stopped});
+        outcome.answers.push_back({.tokens = std::move(sample.tokens),
+                                   .stopped = sample.stopped,
+                                   .chunk = std::move(sample.chunk)});
       }
     }
   }
@@ -89,6 +91,9 @@ void Scheduler::Impl::SettleAll(const StepPlan& plan, TimePoint now) {
     if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
   }
   for (const TrunkItem& item : plan.trunk) {
+    if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
+  }
+  for (const FlowItem& item : plan.flows) {
     if (ActiveRequest* r = Find(item.request)) Settle(*r, now);
   }
 }

@@ -75,7 +75,8 @@ double QueueLoad::Prefill(const Lane& lane, uint32_t frames, uint32_t rows) cons
       {1u, CeilDiv(frames, lane.options.max_frames), CeilDiv(rows, lane.options.max_rows)});
   if (ceiling_.count() > 0) steps = std::max(steps, std::ceil(Us(all.p99) / Us(StepLimit(lane))));
   // Each further step pays the base of the trunk again.
-  return Us(all.p50) + (steps - 1) * Us(lane.cost.Predict({0, 0, 1}).p50);
+  const StepShape row = lane.options.denoises ? StepShape{0, 1, 0} : StepShape{0, 0, 1};
+  return Us(all.p50) + (steps - 1) * Us(lane.cost.Predict(row).p50);
 }
 
 // Microseconds for one token of each of `rows` sequences.

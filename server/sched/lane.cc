@@ -16,8 +16,10 @@ absl::Status NeverFits(std::string_view what, uint64_t needs, uint64_t has) {
 
 constexpr double kLongPass = 2;  // times its first unit
 
-// The last token of an answer has no row.
-uint32_t AnswerRows(const Request& request) { return request.action_tokens - 1; }
+// The last token of an answer has no row, a chunk has none at all.
+uint32_t AnswerRows(const Request& request) {
+  return request.kind == AnswerKind::kTokens ? request.action_tokens - 1 : 0;
+}
 
 uint32_t AnswerBlocks(const Request& request, uint32_t block_tokens) {
   return request.samples * ((AnswerRows(request) + block_tokens - 1) / block_tokens);
@@ -75,8 +77,16 @@ absl::Status Lane::CheckFits(const Request& request) const {
   if (request.action_tokens > options.max_action_tokens) {
     return NeverFits("answer tokens", request.action_tokens, options.max_action_tokens);
   }
-  const uint32_t samples = std::min(options.sequence_slots, options.max_logit_rows);
+  const uint32_t samples = options.denoises
+                               ? options.sequence_slots
+                               : std::min(options.sequence_slots, options.max_logit_rows);
   if (request.samples > samples) return NeverFits("samples", request.samples, samples);
+  if (options.denoises != (request.kind == AnswerKind::kFlow)) {
+    return InvalidField("kind", "is not what the model answers with");
+  }
+  if (request.timeline->group_tokens() > options.max_rows) {
+    return NeverFits("rows at once", request.timeline->group_tokens(), options.max_rows);
+  }
   uint32_t frames = 0;
   for (const Segment& segment : request.timeline->segments()) {
     if (segment.modality != Modality::kVision) continue;
@@ -119,7 +129,7 @@ void Lane::Estimate(ActiveRequest& r) const {
 
 RemainingWork Lane::Remaining(const ActiveRequest& r) const {
   RemainingWork work;
-  bool prefill = true;  // it ends with a sampled token
+  bool prefill = true;  // a step of it ends with a sampled token
   if (r.started) {
     for (const EmbeddingId slot : r.embeddings) {
       if (slot.valid() && frame(slot).stage == FrameState::Stage::kWanted) ++work.frames;
@@ -134,8 +144,8 @@ RemainingWork Lane::Remaining(const ActiveRequest& r) const {
     if (!r.open(sample)) continue;
     uint32_t steps = r.request.action_tokens - sample.planned_tokens;
     const uint32_t catch_up = sample.planned_tokens - sample.planned_rows;
-    if (catch_up > 1) work.prefill_rows += catch_up;
-    if (prefill || catch_up > 1) --steps;
+    if (!r.denoises() && catch_up > 1) work.prefill_rows += catch_up;
+    if (!r.denoises() && (prefill || catch_up > 1)) --steps;
     work.decode_steps = std::max(work.decode_steps, steps);
     ++work.decode_rows;
   }
@@ -196,6 +206,7 @@ Lane::Start Lane::TryStart(ActiveRequest& r, bool can_wait, TimePoint now) {
     sample.slot = free_slots_.back();
     free_slots_.pop_back();
     sample.planned_rows = 0;
+    if (r.denoises()) sample.tokens.clear();  // the latents were in the slot that it gives up
     sample.planned_tokens = sample.host_tokens = static_cast<uint32_t>(sample.tokens.size());
   }
   r.prompt_planned = r.prompt_done = cached;
@@ -352,6 +363,8 @@ void Lane::ReleaseEmbedding(EmbeddingId slot, bool poisoned) {
 }
 
 bool Lane::NeedsCut(const StepShape& unit, Micros ceiling) const {
+  // A denoise step is not cut.
+  if (options.denoises && unit.frames == 0 && unit.prefill_rows == 0) return false;
   return ceiling.count() > 0 && split(unit.frames > 0).divisible() &&
          cost.Predict(unit).p99 > ceiling;
 }
@@ -390,13 +403,14 @@ Pass* Lane::WaitsFor(const ActiveRequest& r, uint32_t chunk) const {
   if (r.pass != nullptr) return r.pass;
   if (!r.started || r.prompt_planned >= r.prompt_tokens()) return nullptr;
   const std::span<const Segment> segments = r.request.timeline->segments();
+  const uint32_t piece = std::max(chunk, r.least_rows(chunk));
   Pass* first = nullptr;
   for (size_t i = 0; i < segments.size(); ++i) {
     if (!r.embeddings[i].valid()) continue;
     const FrameState& state = frame(r.embeddings[i]);
     if (state.stage == FrameState::Stage::kWanted) return nullptr;
     if (first != nullptr || state.stage != FrameState::Stage::kParked) continue;
-    if (segments[i].begin >= r.prompt_planned + chunk) return nullptr;
+    if (segments[i].begin >= r.prompt_planned + piece) return nullptr;
     first = state.pass;
   }
   return first;

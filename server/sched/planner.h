@@ -90,7 +90,8 @@ class Planner {
   Micros Ceiling() const {
     return options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
   }
-  bool empty() const { return plan_.encodes.empty() && plan_.trunk.empty(); }
+  bool empty() const { return items() == 0; }
+  size_t items() const { return plan_.encodes.size() + plan_.trunk.size() + plan_.flows.size(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
 
   // --- planner.cc ---
@@ -133,6 +134,7 @@ class Planner {
   void PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows);
   void PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows);
   void PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t count);
+  void PlanDenoise(ActiveRequest& r, SampleState& sample);
   void AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item);
   void Name(ActiveRequest& r);
   void ChargeTo(ActiveRequest& r, Micros more, uint32_t units);

@@ -15,6 +15,11 @@ uint64_t SplitMix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Of one sample: the request's own for the first.
+uint64_t SeedOf(const Request& request, uint32_t sample) {
+  return sample == 0 ? request.seed : SplitMix64(request.seed ^ SplitMix64(sample));
+}
+
 }  // namespace
 
 bool Planner::HasWantedFrame(const ActiveRequest& r) {
@@ -73,9 +78,11 @@ Planner::Reserve Planner::FirstUnit(const ActiveRequest& r) const {
   if (work.frames > 0) {
     unit.shape.frames = 1;
   } else if (work.prefill_rows > 0) {
+    const uint32_t least = r.least_rows(options_.min_prefill_chunk);
     unit.shape.prefill_rows =
-        std::min({work.prefill_rows, options_.min_prefill_chunk, r.lane->options.max_rows});
-    unit.logit_rows = r.request.samples;
+        std::min(least > 0 ? least : std::min(work.prefill_rows, options_.min_prefill_chunk),
+                 r.lane->options.max_rows);
+    unit.logit_rows = r.denoises() ? 0 : r.request.samples;
   }
   return unit;
 }
@@ -86,10 +93,14 @@ void Planner::PlanDecode(ActiveRequest& r, Micros limit) {
   if (!Admits(r, {0, 0, 1}, limit)) return;
   for (SampleState& sample : r.samples) {
     if (r.rows_to_plan(sample) != 1 || sample.last_step == id_) continue;
-    if (RowsLeft() == 0 || LogitRowsLeft() == 0) return;
+    if (LogitRowsLeft() == 0 || (!r.denoises() && RowsLeft() == 0)) return;
     const bool forced = empty() && !reserve_.any();
     if (!forced && !Fits({0, 0, 1}, limit)) return;
-    PlanAnswerRows(r, sample, 1);
+    if (r.denoises()) {
+      PlanDenoise(r, sample);
+    } else {
+      PlanAnswerRows(r, sample, 1);
+    }
   }
 }
 
@@ -158,22 +169,28 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
       break;
     }
   }
-  // Small pieces only where the prompt ends: each pays the base of a step.
-  const uint32_t least = std::min(options_.min_prefill_chunk, r.prompt_tokens() - begin);
+  // Small pieces only where the prompt ends: each pays the base of a step. A group is one piece.
+  const uint32_t least = r.least_rows(options_.min_prefill_chunk);
+  const bool group = begin < r.request.timeline->group_tokens();
+  if (group) max_rows = std::max(max_rows, least);
   const uint32_t wanted = std::min({end - begin, RowsLeft(), max_rows});
-  if (wanted == 0 || (waits && end - begin < least)) return;
-  const uint32_t unit = std::min(wanted, options_.min_prefill_chunk);
+  if (wanted == 0 || ((waits || group) && wanted < least)) return;
+  const uint32_t unit = group ? least : std::min(wanted, options_.min_prefill_chunk);
   if (!Admits(r, {0, unit, 0}, limit)) return;
   const bool forced = empty() && !reserve_.any();
   uint32_t count = FitRows(wanted, limit);
   if (forced) count = std::max(count, unit);
   if (!forced && count < std::min(least, max_rows)) return;
 
-  // Who takes a first token from the prompt's last row: every sample; of a search, its only beam.
-  const size_t first = r.search ? 1 : r.samples.size();
+  // Who takes a first token from the prompt's last row: every sample; of a search, its only beam;
+  // of a flow, nobody.
+  const size_t first = r.denoises() ? 0 : r.search ? 1 : r.samples.size();
   uint32_t sampled = 0;
   for (size_t i = 0; i < first; ++i) sampled += r.samples[i].planned_tokens == 0 ? 1 : 0;
-  if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) --count;
+  if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) {
+    if (begin < r.request.timeline->group_tokens() && count == least) return;
+    --count;
+  }
   if (count == 0) return;
 
   TrunkItem item = spare_items_.Take();
@@ -233,6 +250,28 @@ void Planner::PlanAnswerRows(ActiveRequest& r, SampleState& sample, uint32_t cou
   ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, count);
 }
 
+// The next denoise step of a sample.
+void Planner::PlanDenoise(ActiveRequest& r, SampleState& sample) {
+  FlowItem item;
+  item.request = r.request.id;
+  item.sample = static_cast<uint32_t>(&sample - r.samples.data());
+  item.index = sample.planned_tokens++;
+  item.steps = r.request.action_tokens;
+  item.slot = sample.slot;
+  item.timeline = r.request.timeline;
+  sample.sequence->PageTable(r.prompt_tokens(), item.pages);
+  item.seed = SeedOf(r.request, item.sample);
+  item.input = r.request.flow;
+  item.tap = r.request.tap;
+  sample.last_step = id_;
+  ++logit_rows_;
+  const Micros before = lane_->cost.Predict(plan_.shape).p50;
+  ++plan_.shape.decode_rows;
+  plan_.flows.push_back(std::move(item));
+  Name(r);
+  ChargeTo(r, lane_->cost.Predict(plan_.shape).p50 - before, 1);
+}
+
 // The last row of `item` gives the next token of `sample`.
 void Planner::AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& item) {
   const auto number = static_cast<uint32_t>(&sample - r.samples.data());
@@ -248,7 +287,7 @@ void Planner::AddTarget(const ActiveRequest& r, SampleState& sample, TrunkItem& 
   target.index = index;
   target.temperature = r.request.temperature;
   target.top_p = r.request.top_p;
-  target.seed = number == 0 ? r.request.seed : SplitMix64(r.request.seed ^ SplitMix64(number));
+  target.seed = SeedOf(r.request, number);
   item.samples.push_back(target);
 }
 
@@ -292,6 +331,8 @@ void Planner::Recycle(StepPlan plan) {
   plan.trunk.clear();
   plan.encodes.clear();
   plan.copies.clear();
+  plan.flows.clear();
+  empty.flows = std::move(plan.flows);
   empty.trunk = std::move(plan.trunk);
   empty.encodes = std::move(plan.encodes);
   empty.copies = std::move(plan.copies);

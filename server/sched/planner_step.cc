@@ -61,7 +61,7 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
     if (r.preempting) continue;
     if (c.kind == Kind::kDecode && (!r.started || r.prompt_planned < r.prompt_tokens())) continue;
     if (&r == head_ && c.kind != Kind::kDecode) reserve_ = Reserve();
-    const size_t items = plan_.encodes.size() + plan_.trunk.size();
+    const size_t before = items();
     switch (c.kind) {
       case Kind::kDecode:
         PlanDecode(r, TimeLimit(c));
@@ -82,7 +82,7 @@ void Planner::BuildStep(std::vector<Candidate>& candidates, ActiveRequest* aged,
         break;
       }
     }
-    if (plan_.encodes.size() + plan_.trunk.size() > items) Constrain(c);
+    if (items() > before) Constrain(c);
   }
   TakeCopies();
 }
@@ -125,6 +125,7 @@ bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limi
     return admitted;
   }
   if (cut_ == Cut::kNone) return true;
+  if (r.denoises() && unit.decode_rows > 0) return false;  // it needs the whole pass before it
   return cut_ == (unit.frames > 0 ? Cut::kVision : Cut::kTrunk) && r.klass->tier >= pass_tier_;
 }
 

@@ -16,7 +16,7 @@ absl::Status Internal(Reason reason, std::string_view message) {
 
 absl::Status NonFinite(uint32_t index, uint32_t sample) {
   return Internal(Reason::kNonFinite,
-                  StrCat("the logits of token ", index, " of sample ", sample, " are not finite"));
+                  StrCat("what gives token ", index, " of sample ", sample, " is not finite"));
 }
 
 }  // namespace
@@ -52,6 +52,7 @@ void Scheduler::Impl::OnStepDone(const StepPlan& plan, const StepResult& result,
     OnSliceDone(plan, result, step, now);
   } else if (result.status.ok()) {
     TakeTokens(result, now);
+    TakeChunks(result);
     TakeTops(result, now);
     CompleteStep(plan, result, now);
   } else {
@@ -80,6 +81,7 @@ void Scheduler::Impl::OnSliceDone(const StepPlan& plan, const StepResult& result
     if (pass.in_flight == 0) FailWork(*step.lane, pass.plan, pass.requests, pass.failure, now);
   } else if (plan.slice.last()) {
     TakeTokens(result, now);
+    TakeChunks(result);
     TakeTops(result, now);
     CompleteStep(plan, result, now);
   }
@@ -112,9 +114,17 @@ void Scheduler::Impl::TakeTokens(const StepResult& result, TimePoint now) {
     sample.tokens.push_back(token.token);
     const std::vector<int32_t>& stops = r->request.stop_tokens;
     sample.stopped = std::find(stops.begin(), stops.end(), token.token) != stops.end();
-    emitted_.push_back(token);
+    if (r->request.kind == AnswerKind::kTokens) emitted_.push_back(token);
     if (!r->first_token) r->first_token = result.finished;
     r->last_token = result.finished;
+  }
+}
+
+void Scheduler::Impl::TakeChunks(const StepResult& result) {
+  for (const SampledChunk& chunk : result.chunks) {
+    ActiveRequest* r = Find(chunk.request);
+    if (r == nullptr || r->ended || chunk.sample >= r->samples.size()) continue;
+    r->samples[chunk.sample].chunk = chunk.values;
   }
 }
 
@@ -188,9 +198,22 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
         (item.top && r.samples[item.top->sample].top.empty()) ||
         std::any_of(item.samples.begin(), item.samples.end(), [&r](const SampleTarget& target) {
           const SampleState& sample = r.samples[target.sample];
-          return !sample.stopped && sample.tokens.size() <= target.index;
+          return !sample.stopped &&
+                 (sample.tokens.size() <= target.index ||
+                  (r.request.kind == AnswerKind::kOnePass && sample.chunk.empty()));
         });
     if (missing) Poison(r, Internal(Reason::kInternal, "the worker reported no token"), now);
+  }
+  for (const FlowItem& item : plan.flows) {
+    ActiveRequest& r = *Find(item.request);
+    --r.in_flight;
+    if (!r.first_started) r.first_started = result.started;
+    if (r.ended) continue;
+    const SampleState& sample = r.samples[item.sample];
+    if (sample.tokens.size() <= item.index ||
+        (item.index + 1 == item.steps && sample.chunk.empty())) {
+      Poison(r, Internal(Reason::kInternal, "the worker reported no denoise step"), now);
+    }
   }
 }
 

@@ -102,6 +102,12 @@ void Scheduler::Impl::Undo(Lane& lane, const StepPlan& plan) {
     --r->in_flight;
     Withdraw(*r, item);
   }
+  for (const FlowItem& item : plan.flows) {
+    ActiveRequest* r = Find(item.request);
+    if (r == nullptr) continue;
+    --r->in_flight;
+    r->samples[item.sample].planned_tokens = item.index;
+  }
 }
 
 // Nobody needs what a parked pass computes, and no slice of it is in flight.

@@ -32,7 +32,8 @@ struct LaneOptions {
   uint32_t max_action_tokens = 0;  // of one sample
   uint32_t max_rows = 0;           // trunk rows of one step (arena size)
   uint32_t max_frames = 0;         // encodes of one step
-  uint32_t max_logit_rows = 0;
+  bool denoises = false;           // its answers are flows: a decode row is a denoise step
+  uint32_t max_logit_rows = 0;     // also the most denoise steps in one step
   // What each layer costs, in any unit, in the order in which they run; empty or one: cannot be
   // cut. The last of the trunk is its head: it runs only when a row is sampled.
   std::vector<LayerShare> vision_layers;
@@ -58,6 +59,13 @@ struct SchedulerOptions {
   Micros probe_after{1'000'000};
 };
 
+// What an answer is made of.
+enum class AnswerKind : uint8_t {
+  kTokens,  // one after another, each with K/V of its own
+  kFlow,    // a chunk of actions, in denoise steps over the prompt's K/V
+  kOnePass  // a chunk of actions, out of the pass over the prompt
+};
+
 struct Request {
   RequestId id;
   SessionId session;
@@ -66,8 +74,11 @@ struct Request {
   TimePoint arrival{};
   TimePoint deadline = kNever;
   std::shared_ptr<const Timeline> timeline;
-  uint32_t action_tokens =
-      0;  // of the answer, to decode per sample; at most, when there are stop tokens
+  AnswerKind kind = AnswerKind::kTokens;
+  // Tokens of the answer, to decode per sample; at most, when there are stop tokens. Of a flow its
+  // denoise steps; of a chunk from one pass 1.
+  uint32_t action_tokens = 0;
+  std::shared_ptr<const FlowInput> flow;  // kFlow
   uint32_t samples = 1;
   float temperature = 0;  // 0: greedy
   float top_p = 1;        // (0, 1]: of the most likely tokens
@@ -92,8 +103,9 @@ struct Outcome {
   struct Answer {
     std::vector<int32_t> tokens;  // with the stop token that ended it
     bool stopped = false;
-    double log_prob = 0;  // of beams: sum over the tokens
-    double score = 0;     // of beams: what they are ordered by
+    double log_prob = 0;         // of beams: sum over the tokens
+    double score = 0;            // of beams: what they are ordered by
+    std::vector<float> chunk{};  // of a flow, or of one pass: [horizon, width]
   };
   std::vector<Answer> answers;
   Timings timings;
@@ -173,8 +185,9 @@ class Scheduler {
   TimePoint NextWake() const;
   // Outcomes since the last call, in order.
   std::vector<Outcome> TakeOutcomes();
-  // Tokens of samples that the last OnStepDone brought, in order, until the next one: nothing of a
-  // request or a sample that had ended, and nothing of beams, which may still be dropped.
+  // Tokens of samples that the last OnStepDone brought, in order, until the next one: nothing of
+  // chunks, of a request or a sample that had ended, and nothing of beams, which may still be
+  // dropped.
   std::span<const SampledToken> emitted() const;
   bool idle() const;  // no request and no step in flight
   SchedulerStats stats() const;

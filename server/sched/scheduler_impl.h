@@ -90,6 +90,7 @@ class Scheduler::Impl {
                    TimePoint now);
   void Predict(WorkerState& worker, TimePoint now) const;
   void TakeTokens(const StepResult& result, TimePoint now);
+  void TakeChunks(const StepResult& result);
   void TakeTops(const StepResult& result, TimePoint now);
   void ChooseBeams(ActiveRequest& r, TimePoint now);
   void CompleteStep(const StepPlan& plan, const StepResult& result, TimePoint now);

@@ -61,9 +61,31 @@ struct TrunkItem {
   // was preempted after it had emitted tokens computes their K/V again, when its old device row is
   // somebody else's. Empty, or one per row; then every row of the item is an answer row.
   std::vector<int32_t> known_tokens;
-  // What the last row's logits are for: samples, or one beam, or nothing.
+  // What the last row's logits are for: samples, or one beam, or nothing. Of a model whose head
+  // reads the prompt, one sample: its chunk.
   std::vector<SampleTarget> samples;
   std::optional<TopTarget> top;
+  std::shared_ptr<TapSink> tap;
+};
+
+// What a denoised answer is made from beside its prompt. Immutable, shared by its samples.
+struct FlowInput {
+  std::vector<float> state;  // [state_width], normalised; of a head with a state row
+  std::vector<float> noise;  // [samples, horizon, width]; empty: from the seed
+};
+
+// One denoise step of one sample, over the K/V of its whole prompt. What it makes stays in the
+// sample's row of the device's latents until the next step, or the end.
+struct FlowItem {
+  RequestId request;
+  uint32_t sample = 0;
+  uint32_t index = 0;  // of the step, of `steps`
+  uint32_t steps = 0;
+  SequenceSlot slot;
+  std::shared_ptr<const Timeline> timeline;
+  std::vector<PageRef> pages;  // covers the prompt
+  uint64_t seed = 0;           // already mixed with the sample's number
+  std::shared_ptr<const FlowInput> input;
   std::shared_ptr<TapSink> tap;
 };
 
@@ -71,7 +93,7 @@ struct TrunkItem {
 struct StepShape {
   uint32_t frames = 0;
   uint32_t prefill_rows = 0;
-  uint32_t decode_rows = 0;
+  uint32_t decode_rows = 0;  // and denoise steps: a lane has one kind of answer
   friend bool operator==(const StepShape&, const StepShape&) = default;
 };
 
@@ -102,7 +124,8 @@ struct StepPlan {
   ModelId model;
   std::vector<BlockCopy> copies;    // before everything else
   std::vector<EncodeItem> encodes;  // before the trunk, which may read their slots
-  std::vector<TrunkItem> trunk;
+  std::vector<TrunkItem> trunk;     // before the denoise steps, which may read its K/V
+  std::vector<FlowItem> flows;
   StepShape shape;   // of the whole pass
   LayerSlice slice;  // a slice has encodes of one camera, or trunk items, never both
   Micros predicted_p50{0};
@@ -113,7 +136,15 @@ struct SampledToken {
   RequestId request;
   uint32_t sample = 0;
   uint32_t index = 0;
-  int32_t token = 0;  // kInvalidSample (-1): the logits held NaN or Inf
+  int32_t token = 0;  // kInvalidSample (-1): the logits, or the chunk, held NaN or Inf; 0 of a
+                      // denoise step or of a head of one pass, which is done
+};
+
+// The finished chunk of a sample, as the model's head left it: [horizon, width].
+struct SampledChunk {
+  RequestId request;
+  uint32_t sample = 0;
+  std::vector<float> values;
 };
 
 struct TopTokens {
@@ -132,6 +163,7 @@ struct StepResult {
   TimePoint finished{};
   std::vector<SampledToken> tokens;
   std::vector<TopTokens> tops{};
+  std::vector<SampledChunk> chunks{};  // beside the token that ends each
 
   // As new, in old memory.
   void Clear() {
@@ -140,6 +172,7 @@ struct StepResult {
     started = finished = TimePoint();
     tokens.clear();
     tops.clear();
+    chunks.clear();
   }
 };
 

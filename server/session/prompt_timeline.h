@@ -10,12 +10,23 @@
 
 namespace saccade {
 
-// frame_of(camera) gives the frame of a vision segment: a ContentRef, or a StatusOr of one.
-// INTERNAL when the prompt holds anything but text and vision; after an error `builder` is of no
-// use.
+// frame_of(camera) gives the frame of a vision segment: a ContentRef, or a StatusOr of one. `state`
+// is what state rows are made of, normalised; it may be null where the prompt has none. After an
+// error `builder` is of no use.
 template <class FrameOf>
-absl::Status AddPrompt(const Prompt& prompt, uint32_t vision_tokens, FrameOf&& frame_of,
-                       TimelineBuilder& builder) {
+absl::Status AddPrompt(const Prompt& prompt, const ModelSpec& spec, FrameOf&& frame_of,
+                       const StateRef& state, TimelineBuilder& builder) {
+  switch (spec.head.kind) {
+    case HeadKind::kTokens:
+      break;
+    case HeadKind::kFlow:
+      builder.SetReuse(PrefixReuse::kAll);
+      break;
+    case HeadKind::kOnePass:
+      builder.SetReuse(PrefixReuse::kNone);
+      break;
+  }
+  uint32_t number = 0;
   for (const PromptSegment& segment : prompt.segments) {
     switch (segment.modality) {
       case Modality::kText:
@@ -24,13 +35,18 @@ absl::Status AddPrompt(const Prompt& prompt, uint32_t vision_tokens, FrameOf&& f
       case Modality::kVision: {
         absl::StatusOr<ContentRef> frame = frame_of(segment.camera);
         RETURN_IF_ERROR(frame.status());
-        builder.AddVision(segment.camera, *std::move(frame), vision_tokens);
+        builder.AddVision(segment.camera, *std::move(frame), spec.vision_tokens);
         break;
       }
       case Modality::kState:
+        if (state == nullptr) return absl::InternalError("a prompt has a state that is not there");
+        builder.AddState(state);
+        break;
       case Modality::kAction:
-        return absl::InternalError("a prompt may hold text and vision only");
+        builder.AddPlaces(segment.rows);
+        break;
     }
+    if (++number == prompt.bidirectional) builder.EndGroup();
   }
   return absl::OkStatus();
 }

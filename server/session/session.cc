@@ -124,10 +124,32 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
 
-absl::Status Session::SetPrompt(absl::StatusOr<Prompt> prompt, std::string_view field) {
-  if (!prompt.ok()) return UnderField(prompt.status(), field);
+uint64_t Session::MissingCameras() const {
+  uint64_t missing = 0;
+  for (size_t i = 0; i < mailboxes_.size(); ++i) {
+    if (!mailboxes_[i].frame && model().model->spec().cameras[i].optional) missing |= 1ull << i;
+  }
+  return missing;
+}
+
+// Without a state as if every value were the mean: for the text to be judged before one comes.
+absl::StatusOr<Prompt> Session::BuildPrompt(const Text& text) const {
+  const Model& model = *this->model().model;
+  if (!text.ids.empty()) return model.BuildPromptFromTokens(text.ids);
+  PromptInput input;
+  input.instruction = text.instruction;
+  input.missing_cameras = MissingCameras();
+  const std::vector<float> unknown(normalized_ == nullptr ? model.spec().state_width : 0);
+  input.state = normalized_ == nullptr ? unknown : *normalized_;
+  return model.BuildPrompt(input);
+}
+
+absl::Status Session::SetText(Text text) {
+  absl::StatusOr<Prompt> prompt = BuildPrompt(text);
+  if (!prompt.ok()) return UnderField(prompt.status(), text.field);
+  text_ = std::move(text);
   prompt_ = *std::move(prompt);
-  prompt_field_ = std::string(field);
+  prompt_missing_ = MissingCameras();
   timeline_ = nullptr;
   observation_ = nullptr;
   return absl::OkStatus();
@@ -140,7 +162,7 @@ absl::Status Session::SetInstruction(std::string_view instruction, std::string_v
                                       limits_.max_instruction_bytes));
   }
   if (!IsUtf8(instruction)) return InvalidField(field, "is not UTF-8");
-  return SetPrompt(model().model->BuildPrompt({instruction}), field);
+  return SetText({std::string(instruction), {}, std::string(field)});
 }
 
 absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
@@ -150,7 +172,7 @@ absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
     return InvalidField(
         kField, StrCat("has ", ids.size(), " ids, the limit is ", limits_.max_instruction_tokens));
   }
-  return SetPrompt(model().model->BuildPromptFromTokens(ids), kField);
+  return SetText({{}, {ids.begin(), ids.end()}, std::string(kField)});
 }
 
 absl::Status Session::SetState(std::span<const float> values) {
@@ -165,7 +187,16 @@ absl::Status Session::SetState(std::span<const float> values) {
   if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) {
     return InvalidField(kField, "holds NaN or Inf");
   }
+  absl::StatusOr<std::vector<float>> normalized =
+      model().model->NormalizeState(values, params_.statistics_key);
+  if (!normalized.ok()) return UnderField(normalized.status(), kField);
   state_.assign(values.begin(), values.end());
+  // The same state again changes nothing that was made of it.
+  if (normalized_ == nullptr || *normalized_ != *normalized) {
+    normalized_ = std::make_shared<const std::vector<float>>(*std::move(normalized));
+    timeline_ = nullptr;
+    if (model().model->spec().state_in_text) prompt_.reset();
+  }
   observation_ = nullptr;
   return absl::OkStatus();
 }
@@ -192,8 +223,10 @@ absl::Status Session::AddExecuted(std::vector<ExecutedAction> actions) {
 void Session::Reset(bool keep_instruction) {
   for (Mailbox& mailbox : mailboxes_) mailbox = {};
   state_.clear();
+  normalized_ = nullptr;
   executed_.clear();
-  if (!keep_instruction) prompt_.reset();
+  prompt_.reset();
+  if (!keep_instruction) text_.reset();
   timeline_ = nullptr;
   observation_ = nullptr;
 }
@@ -202,17 +235,19 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
   const ModelSpec& spec = model().model->spec();
   TimelineBuilder builder = model().new_timeline();
   RETURN_IF_ERROR(AddPrompt(
-      *prompt_, spec.vision_tokens,
-      [this](uint32_t camera) { return mailboxes_[camera].frame->content; }, builder));
+      *prompt_, spec, [this](uint32_t camera) { return mailboxes_[camera].frame->content; },
+      normalized_, builder));
   std::shared_ptr<const Timeline> timeline = builder.Build();
   const uint64_t tokens = timeline->num_tokens();
-  const uint64_t answer = uint64_t{params_.action_dim} * model().action_steps;
+  const uint64_t answer = spec.head.kind == HeadKind::kTokens
+                              ? uint64_t{params_.action_dim} * model().action_steps
+                              : spec.head.suffix_rows();
   if (tokens + answer > spec.max_positions) {
     ErrorInfo info;
     info.reason = Reason::kNeverFits;
-    info.field = prompt_field_;
+    info.field = text_->field;
     return MakeError(absl::StatusCode::kInvalidArgument,
-                     StrCat(prompt_field_, ": a prompt of ", tokens, " tokens and an answer of ",
+                     StrCat(text_->field, ": a prompt of ", tokens, " tokens and an answer of ",
                             answer, " do not fit the model's ", spec.max_positions),
                      info);
   }
@@ -222,10 +257,11 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
 absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,
                                                                      Micros max_frame_age) {
   const ModelSpec& spec = model().model->spec();
-  if (!prompt_) return Missing(Reason::kMissingInput, "text", "text: no instruction has been sent");
+  if (!text_) return Missing(Reason::kMissingInput, "text", "text: no instruction has been sent");
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
     const std::optional<Frame>& frame = mailboxes_[i].frame;
     const std::string& camera = spec.cameras[i].name;
+    if (!frame && spec.cameras[i].optional) continue;
     if (!frame) {
       return Missing(Reason::kNoFrame, camera, StrCat("camera \"", camera, "\" has sent no frame"));
     }
@@ -242,13 +278,22 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
   }
   for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
   if (observation_ != nullptr) return observation_;
+  if (!prompt_ || prompt_missing_ != MissingCameras()) {
+    absl::StatusOr<Prompt> prompt = BuildPrompt(*text_);
+    if (!prompt.ok()) return UnderField(prompt.status(), text_->field);
+    prompt_ = *std::move(prompt);
+    prompt_missing_ = MissingCameras();
+    timeline_ = nullptr;
+  }
   if (timeline_ == nullptr) {
     ASSIGN_OR_RETURN(timeline_, BuildTimeline());
   }
   auto observation = std::make_shared<Observation>();
   observation->timeline = timeline_;
   observation->state = state_;
+  observation->normalized = normalized_;
   for (const Mailbox& mailbox : mailboxes_) {
+    if (!mailbox.frame) continue;
     observation->frames.push_back(*mailbox.frame);
     const TimePoint captured = mailbox.frame->captured;
     if (observation->frames.size() == 1 || captured < observation->oldest_captured) {

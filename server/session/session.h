@@ -35,6 +35,7 @@ struct SessionLimits {
 
 // A frame ready for the model.
 struct Frame {
+  uint32_t camera = 0;          // of the model
   ContentRef content;           // [camera height, camera width, 3]
   int64_t capture_time_ns = 0;  // the client's own clock; echoed, never compared with ours
   TimePoint captured{};         // on our clock: receipt minus the age the client stated
@@ -49,8 +50,9 @@ struct ExecutedAction {
 // One observation, fixed. Shared by the requests made from it.
 struct Observation {
   std::shared_ptr<const Timeline> timeline;
-  std::vector<Frame> frames;    // by camera of the model
+  std::vector<Frame> frames;    // in the order of the model's cameras, of those that sent one
   std::vector<float> state;     // [state_dim]; empty for a model without state
+  StateRef normalized;          // the same for the model, [state_width]; null without
   TimePoint oldest_captured{};  // of `frames`; zero when there are none
 };
 
@@ -114,7 +116,15 @@ class Session {
     std::optional<Frame> frame;
     bool used = false;
   };
-  absl::Status SetPrompt(absl::StatusOr<Prompt> prompt, std::string_view field);
+  // The whole text of a prompt; `ids` in place of an instruction where they are not empty.
+  struct Text {
+    std::string instruction;
+    std::vector<int32_t> ids;
+    std::string field;  // that brought it
+  };
+  absl::Status SetText(Text text);
+  absl::StatusOr<Prompt> BuildPrompt(const Text& text) const;
+  uint64_t MissingCameras() const;
   absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline() const;
 
   const SessionId id_;
@@ -125,9 +135,11 @@ class Session {
   TokenBucket act_bucket_;
   TokenBucket message_bucket_;
   std::vector<Mailbox> mailboxes_;  // by camera
-  std::optional<Prompt> prompt_;
-  std::string prompt_field_;  // that brought it
+  std::optional<Text> text_;
+  std::optional<Prompt> prompt_;  // absent: build it at the next snapshot
+  uint64_t prompt_missing_ = 0;   // cameras that had sent nothing when it was built
   std::vector<float> state_;
+  StateRef normalized_;
   std::deque<ExecutedAction> executed_;
   std::shared_ptr<const Timeline> timeline_;  // null: build it at the next snapshot
   std::shared_ptr<const Observation>

@@ -76,6 +76,7 @@ struct PagedBatch {
   TensorView page_len;    // [P]
   TensorView page_pos;    // [P]
   TensorView row_pos;     // [M] position of each query row; also its RoPE position
+  TensorView row_limit;
   TensorView
       row_slot;  // [M] where the row's K/V is appended: block * block_tokens + offset in block
 };

@@ -79,8 +79,8 @@ TEST(EngineAllocationsTest, NoneForTokensOfRunningRequests) {
       frame->digest = DigestBytes("frame.test", frame->rgb);
       return frame;
     };
-    EXPECT_TRUE(AddPrompt(model.BuildPrompt({"overtake the slow car, speed 18"}).value(),
-                          spec.vision_tokens, frame_of, builder)
+    EXPECT_TRUE(AddPrompt(model.BuildPrompt({"overtake the slow car, speed 18"}).value(), spec,
+                          frame_of, nullptr, builder)
                     .ok());
     ActRequest request;
     request.session = SessionId(i);

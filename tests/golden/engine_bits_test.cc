@@ -116,10 +116,9 @@ class Served {
                           (which < kRequests ? "" : " and " + std::to_string(which))})
             .value();
     TimelineBuilder builder = served->NewTimeline();
-    EXPECT_TRUE(
-        AddPrompt(
-            prompt, spec.vision_tokens, [&](uint32_t) { return FrameOf(which, spec); }, builder)
-            .ok());
+    EXPECT_TRUE(AddPrompt(
+                    prompt, spec, [&](uint32_t) { return FrameOf(which, spec); }, nullptr, builder)
+                    .ok());
     ActRequest request;
     request.session = SessionId(static_cast<uint64_t>(which));
     request.model = ModelId(0);

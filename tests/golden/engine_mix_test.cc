@@ -129,7 +129,7 @@ class Mixes : public testing::TestWithParam<Setup> {
     const Model& model = *served->instances.front();
     const Prompt prompt = model.BuildPrompt({kWords[which % std::size(kWords)]}).value();
     EXPECT_TRUE(AddPrompt(
-                    prompt, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
+                    prompt, spec, [&](uint32_t) { return frame; }, nullptr, builder)
                     .ok());
     ActRequest request;
     request.model = ModelId(0);

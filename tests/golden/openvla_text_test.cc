@@ -105,7 +105,7 @@ class GoldenGenerate : public testing::TestWithParam<BackendConfig> {
     const Prompt prompt = model_->BuildTextPrompt(ids, std::vector<uint32_t>{0}).value();
     TimelineBuilder builder = engine_->models().front()->NewTimeline();
     EXPECT_TRUE(AddPrompt(
-                    prompt, model_->spec().vision_tokens, [&](uint32_t) { return frame_; }, builder)
+                    prompt, model_->spec(), [&](uint32_t) { return frame_; }, nullptr, builder)
                     .ok());
     ActRequest request;
     request.session = SessionId(1);

@@ -70,7 +70,7 @@ class Device {
     TimelineBuilder builder(DigestBuilder("test").Finish(), spec.kv.block_tokens);
     const saccade::Prompt pieces = Tiny().model->BuildPrompt({words}).value();
     EXPECT_TRUE(AddPrompt(
-                    pieces, spec.vision_tokens, [&](uint32_t) { return frame; }, builder)
+                    pieces, spec, [&](uint32_t) { return frame; }, nullptr, builder)
                     .ok());
     return builder.Build();
   }

@@ -102,7 +102,7 @@ TEST(EngineTurnsTest, ManyThreadsSubmitCancelAndAsk) {
         frame->digest = DigestBytes("frame.test", frame->rgb);
         return frame;
       };
-      ASSERT_TRUE(AddPrompt(*prompt, model.spec().vision_tokens, frame_of, builder).ok());
+      ASSERT_TRUE(AddPrompt(*prompt, model.spec(), frame_of, nullptr, builder).ok());
       ActRequest request;
       request.session = SessionId(static_cast<uint64_t>(t + 1));
       request.model = served->id;

@@ -215,6 +215,10 @@ class FakeModel final : public Model {
     prompt.segments.push_back({Modality::kText, {ids.begin() + 1, ids.end()}});
     return prompt;
   }
+  absl::StatusOr<std::vector<float>> NormalizeState(std::span<const float> state,
+                                                    std::string_view) const override {
+    return std::vector<float>(state.begin(), state.end());
+  }
   bool IsActionToken(int32_t id) const override {
     return id >= kFirstAction && id < static_cast<int32_t>(kVocab);
   }
@@ -306,7 +310,7 @@ class FakeModel final : public Model {
       spec_.cameras.push_back({name, kPixels, kPixels});
     for (const std::string& key : options_.statistics)
       spec_.statistics.push_back({key, options_.action_dim});
-    spec_.state_dim = options_.state_dim;
+    spec_.state_dim = spec_.state_width = options_.state_dim;
     spec_.kv.layers = 1;
     spec_.kv.kv_heads = 1;
     spec_.kv.head_dim = kHeadDim;
