@@ -135,6 +135,8 @@ void Planner::PlanPrefill(ActiveRequest& r, Micros limit, uint32_t max_rows) {
     PlanPromptRows(r, limit, max_rows);
     return;
   }
+  // All of its prompt was found when it started.
+  if (r.denoises()) return PlanDecode(r, limit);
   // After a preemption: the K/V of tokens that are sampled already.
   for (SampleState& sample : r.samples) {
     const uint32_t gap = r.rows_to_plan(sample);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -94,6 +95,17 @@ struct Chain {
     return value;
   }
   void Read(uint64_t value) { state = Mix(state, value); }
+  // A row of a group, which depends on all of them: what is stored is its own part, and whoever
+  // reads it reads the others too.
+  static uint64_t GroupRow(uint64_t position, uint64_t input) {
+    return Mix(Mix(0x6772'6f75'70ull, position), input);
+  }
+  uint64_t PushAny(const Timeline& timeline, uint32_t position, uint64_t input) {
+    if (position >= timeline.group_tokens()) return Push(position, input);
+    const uint64_t value = GroupRow(position, input);
+    Read(value);
+    return value;
+  }
   int32_t Sample(const SampleTarget& target) const {
     const uint64_t draw = target.temperature > 0 ? Mix(target.seed, target.index) : 0;
     return static_cast<int32_t>(Mix(state, draw) % 1000);
@@ -116,6 +128,25 @@ inline uint64_t VisionInput(uint64_t frame_value, uint32_t offset) {
   return Mix(frame_value, 1'000'000 + offset);
 }
 
+inline uint64_t StateInputOf(const Segment& s) {
+  uint64_t value = 5;
+  for (const float v : *s.state) value = Mix(value, std::bit_cast<uint32_t>(v));
+  return value;
+}
+// What a prompt token that is no vision is made from.
+inline uint64_t PromptInput(const Timeline& timeline, const Segment& s, uint32_t token) {
+  return s.modality == Modality::kState ? StateInputOf(s)
+                                        : static_cast<uint64_t>(timeline.tokens()[token]);
+}
+// A latent before its first denoise step, and after another one over a prompt.
+inline uint64_t FirstLatent(uint64_t seed) { return Mix(seed, 0x6e6f'6973ull); }
+inline uint64_t NextLatent(uint64_t latent, const Chain& prompt, uint32_t index, uint32_t steps) {
+  return Mix(Mix(latent, prompt.state), uint64_t{index} << 32 | steps);
+}
+inline std::vector<float> ChunkOf(uint64_t latent) {
+  return {static_cast<float>(latent % 100'000), static_cast<float>((latent >> 32) % 100'000)};
+}
+
 // The bytes of one lane.
 class FakeDevice {
  public:
@@ -123,7 +154,8 @@ class FakeDevice {
       : options_(options),
         kv_(size_t{options.kv.num_blocks} * options.kv.block_tokens),
         embeddings_(options.embedding_slots),
-        tokens_(size_t{options.sequence_slots} * kColumns, -7) {}
+        tokens_(size_t{options.sequence_slots} * kColumns, -7),
+        latents_(options.sequence_slots) {}
 
   void Run(const StepPlan& plan, StepResult& out, bool lose_rows = false);
   // A slice of the pass failed: one that was queued behind it finds nothing.
@@ -149,6 +181,7 @@ class FakeDevice {
   std::vector<uint64_t> kv_;
   std::vector<uint64_t> embeddings_;
   std::vector<int32_t> tokens_;
+  std::vector<uint64_t> latents_;
 };
 
 struct Spec {
@@ -160,6 +193,7 @@ struct Spec {
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;
+  AnswerKind kind = AnswerKind::kTokens;
   std::vector<int32_t> stop_tokens = {};
   std::optional<BeamOptions> beams = std::nullopt;
   std::optional<Micros> deadline = std::nullopt;  // from now; the class's when absent
@@ -270,6 +304,11 @@ class Simulation {
 
   // Pixels are interned: one number, one frame.
   ContentRef Frame(uint64_t number);
+  // A prefix-LM prompt: [32 vision tokens of each frame] [text] as a group, then one state row
+  // unless `state` is 0. For flows: all of it may be reused.
+  std::shared_ptr<const Timeline> Prefix(const std::vector<uint64_t>& frames, uint32_t text_tokens,
+                                         uint64_t text_seed = 1, uint64_t state = 0,
+                                         PrefixReuse reuse = PrefixReuse::kAll);
   // [BOS] [32 vision tokens of each frame] [text].
   std::shared_ptr<const Timeline> Prompt(const std::vector<uint64_t>& frames, uint32_t text_tokens,
                                          uint64_t text_seed = 1, uint32_t vision_tokens = 32);
@@ -339,6 +378,8 @@ class Simulation {
   void CheckAll();
   void AddDevice(const LaneOptions& lane);
   std::vector<std::vector<int32_t>> Expected(const Tracked& request) const;
+  static Chain ReadPrompt(const Timeline& timeline);
+  static void ExpectChunks(const Tracked& request);
   static std::vector<std::vector<int32_t>> ExpectedBeams(const Tracked& r, const Chain& prompt);
   Tracked* Find(RequestId id);
   FakeDevice& DeviceOf(const StepPlan& plan);
@@ -403,7 +444,7 @@ inline void FakeDevice::ReadInputs(const StepPlan& plan, std::vector<uint64_t>& 
           out.push_back(VisionInput(
               embeddings_[static_cast<size_t>(item.embeddings[segment].value())], t - s.begin));
         } else {
-          out.push_back(static_cast<uint64_t>(timeline.tokens()[t]));
+          out.push_back(PromptInput(timeline, s, t));
         }
       }
     }
@@ -448,11 +489,16 @@ inline void FakeDevice::Run(const StepPlan& plan, StepResult& out, bool lose_row
     for (uint32_t t = 0; t < item.begin; ++t) chain.Read(Cell(item, t, page));
     for (uint32_t t = item.begin; t < item.begin + item.count; ++t) {
       const uint64_t input = inputs[next++];
-      const uint64_t value = chain.Push(t, input);
+      const uint64_t value = chain.PushAny(timeline, t, input);
       const bool lost = lose_rows && t == item.begin && t > 0 && t < timeline.num_tokens();
       Cell(item, t, page) = lost ? 0 : value;
     }
     for (const SampleTarget& target : item.samples) {
+      if (timeline.reuse() == PrefixReuse::kNone) {  // a head that reads the prompt
+        out.tokens.push_back({item.request, target.sample, target.index, 0});
+        out.chunks.push_back({item.request, target.sample, ChunkOf(chain.state)});
+        continue;
+      }
       const int32_t token = chain.Sample(target);
       tokens_[static_cast<size_t>(target.slot.value()) * kColumns + target.index % kColumns] =
           token;
@@ -461,6 +507,21 @@ inline void FakeDevice::Run(const StepPlan& plan, StepResult& out, bool lose_row
     if (item.top) {
       out.tops.push_back(
           {item.request, item.top->sample, item.top->index, chain.Top(item.top->count)});
+    }
+  }
+  for (const FlowItem& flow : plan.flows) {
+    TrunkItem item;  // for its pages
+    item.pages = flow.pages;
+    Chain prompt;
+    size_t page = 0;
+    const uint32_t tokens = flow.timeline->num_tokens();
+    for (uint32_t t = 0; t < tokens; ++t) prompt.Read(Cell(item, t, page));
+    uint64_t& latent = latents_[static_cast<size_t>(flow.slot.value())];
+    if (flow.index == 0) latent = FirstLatent(flow.seed);
+    latent = NextLatent(latent, prompt, flow.index, flow.steps);
+    out.tokens.push_back({flow.request, flow.sample, flow.index, 0});
+    if (flow.index + 1 == flow.steps) {
+      out.chunks.push_back({flow.request, flow.sample, ChunkOf(latent)});
     }
   }
 }
@@ -541,6 +602,24 @@ inline std::shared_ptr<const Timeline> Simulation::Prompt(const std::vector<uint
   return builder.Build();
 }
 
+inline std::shared_ptr<const Timeline> Simulation::Prefix(const std::vector<uint64_t>& frames,
+                                                          uint32_t text_tokens, uint64_t text_seed,
+                                                          uint64_t state, PrefixReuse reuse) {
+  TimelineBuilder builder(DigestBuilder("salt").Finish(), block_tokens_);
+  for (uint32_t camera = 0; camera < frames.size(); ++camera) {
+    builder.AddVision(camera, Frame(frames[camera]), 32);
+  }
+  std::vector<int32_t> text;
+  for (uint32_t i = 0; i < text_tokens; ++i) {
+    text.push_back(static_cast<int32_t>(Mix(text_seed, i) % 30000));
+  }
+  builder.AddText(text).EndGroup().SetReuse(reuse);
+  if (state != 0) {
+    builder.AddState(std::make_shared<const std::vector<float>>(3, static_cast<float>(state)));
+  }
+  return builder.Build();
+}
+
 inline size_t Simulation::Offer(Spec spec) {
   if (!options_.verify && frames_.size() > 4096) frames_.clear();  // pixels live as long as used
   Tracked tracked;
@@ -555,6 +634,7 @@ inline size_t Simulation::Offer(Spec spec) {
   request.arrival = now_;
   if (spec.deadline) request.deadline = now_ + *spec.deadline;
   request.timeline = spec.timeline;
+  request.kind = spec.kind;
   request.action_tokens = spec.action_tokens;
   request.samples = spec.samples;
   request.temperature = spec.temperature;
@@ -743,6 +823,10 @@ inline void Simulation::StartStep(Worker& worker, StepPlan plan) {
     Tracked& r = *Find(item.request);
     if (!r.first_start) r.first_start = now_;
   }
+  for (const FlowItem& item : plan.flows) {
+    Tracked& r = *Find(item.request);
+    if (!r.first_start) r.first_start = now_;
+  }
   for (const EncodeItem& item : plan.encodes) {
     Tracked& r = *Find(item.request);
     if (!r.first_start) r.first_start = now_;
@@ -775,6 +859,10 @@ inline void Simulation::FinishStep(Worker& worker) {
           result.tokens.push_back({item.request, target.sample, target.index, 0});
         }
       }
+      for (const FlowItem& item : plan.flows) {
+        result.tokens.push_back({item.request, item.sample, item.index, 0});
+        if (item.index + 1 == item.steps) result.chunks.push_back({item.request, item.sample, {0}});
+      }
     }
     for (SampledToken& token : result.tokens) {
       if (non_finite_.contains({token.request.value(), token.sample, token.index})) {
@@ -790,6 +878,7 @@ inline void Simulation::FinishStep(Worker& worker) {
   std::set<uint64_t> named;
   for (const TrunkItem& item : plan.trunk) named.insert(item.request.value());
   for (const EncodeItem& item : plan.encodes) named.insert(item.request.value());
+  for (const FlowItem& item : plan.flows) named.insert(item.request.value());
   for (const uint64_t id : named) ++Find(RequestId(id))->steps;
   for (const SampledToken& token : scheduler_->emitted()) {
     Tracked& r = *Find(token.request);
@@ -829,12 +918,22 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   for (const TrunkItem& item : plan.trunk) {
     check_request(item.request);
     EXPECT_GT(item.count, 0u);
+    const uint32_t group = item.timeline->group_tokens();
+    EXPECT_TRUE(item.begin >= group || item.begin + item.count >= group) << "a group in pieces";
     const bool wanted = !item.samples.empty() || item.top;
     const bool decode = item.slot.valid() && item.count == 1 && wanted;
     (decode ? shape.decode_rows : shape.prefill_rows) += item.count;
     logits += static_cast<uint32_t>(item.samples.size()) + (item.top ? 1 : 0);
     EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
         << "two items of one sequence in a step";
+  }
+  for (const FlowItem& item : plan.flows) {
+    check_request(item.request);
+    ++shape.decode_rows;
+    ++logits;
+    EXPECT_LT(item.index, item.steps);
+    EXPECT_TRUE(sequences.insert({item.request.value(), item.slot.value()}).second)
+        << "two denoise steps of one sample in a step";
   }
   EXPECT_TRUE(wanted || !plan.encodes.empty()) << "work that nobody waits for";
   if (!plan.slice.whole()) {
@@ -848,7 +947,8 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
   EXPECT_EQ(shape, plan.shape);
   EXPECT_GT(shape.frames + shape.prefill_rows + shape.decode_rows, 0u) << "an empty step";
   EXPECT_LE(shape.frames, lane->max_frames);
-  EXPECT_LE(shape.prefill_rows + shape.decode_rows, lane->max_rows);
+  EXPECT_LE(shape.prefill_rows + (lane->denoises ? 0 : shape.decode_rows), lane->max_rows);
+  EXPECT_TRUE(plan.flows.empty() || plan.slice.whole()) << "a denoise step before its prompt";
   EXPECT_LE(logits, lane->max_logit_rows);
   const Micros ceiling = options_.scheduler.step_ceiling;
   if (ceiling.count() > 0 && plan.predicted_p99 > ceiling) {
@@ -860,11 +960,13 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
       EXPECT_EQ(plan.slice.end - plan.slice.begin, 1u);
       return;
     }
+    EXPECT_EQ(plan.encodes.size() + plan.trunk.size() + plan.flows.size(), 1u);
+    if (!plan.flows.empty()) return;
     EXPECT_TRUE(plan.shape.frames > 0 ? lane->vision_layers.size() < 2
                                       : lane->trunk_layers.size() < 2);
     EXPECT_LE(plan.shape.frames, 1u);
-    EXPECT_LE(plan.shape.prefill_rows, options_.scheduler.min_prefill_chunk);
-    EXPECT_EQ(plan.encodes.size() + plan.trunk.size(), 1u);
+    const uint32_t group = plan.trunk.empty() ? 0 : plan.trunk[0].timeline->group_tokens();
+    EXPECT_LE(plan.shape.prefill_rows, std::max(group, options_.scheduler.min_prefill_chunk));
   }
 }
 
@@ -930,12 +1032,16 @@ inline void Simulation::Deliver() {
     }
     if (!r->outcome->status.ok()) continue;
     if (options_.verify) {
-      if (r->spec.beams) {
-        EXPECT_EQ(r->streamed, std::vector<std::vector<int32_t>>(r->spec.samples));
+      if (r->spec.kind != AnswerKind::kTokens) {
+        ExpectChunks(*r);
       } else {
-        EXPECT_EQ(r->tokens(), r->streamed);
+        if (r->spec.beams) {
+          EXPECT_EQ(r->streamed, std::vector<std::vector<int32_t>>(r->spec.samples));
+        } else {
+          EXPECT_EQ(r->tokens(), r->streamed);
+        }
+        EXPECT_EQ(r->tokens(), Expected(*r)) << "request " << r->id.value();
       }
-      EXPECT_EQ(r->tokens(), Expected(*r)) << "request " << r->id.value();
     }
     if (options_.scheduler.classes[r->spec.klass].on_late == OnLate::kReject) {
       EXPECT_LT(now_, r->deadline) << "a late answer passes for one on time";
@@ -946,16 +1052,37 @@ inline void Simulation::Deliver() {
   }
 }
 
-inline std::vector<std::vector<int32_t>> Simulation::Expected(const Tracked& r) const {
-  const Timeline& timeline = *r.spec.timeline;
+inline Chain Simulation::ReadPrompt(const Timeline& timeline) {
   Chain prompt;
   for (const Segment& s : timeline.segments()) {
     for (uint32_t t = s.begin; t < s.end; ++t) {
-      prompt.Push(t, s.modality == Modality::kVision
+      prompt.PushAny(timeline, t,
+                     s.modality == Modality::kVision
                          ? VisionInput(FrameValue(*s.content, s.camera), t - s.begin)
-                         : static_cast<uint64_t>(timeline.tokens()[t]));
+                         : PromptInput(timeline, s, t));
     }
   }
+  return prompt;
+}
+
+inline void Simulation::ExpectChunks(const Tracked& r) {
+  ASSERT_EQ(r.outcome->answers.size(), r.spec.samples);
+  EXPECT_EQ(r.streamed, std::vector<std::vector<int32_t>>(r.spec.samples));
+  const Chain prompt = ReadPrompt(*r.spec.timeline);
+  uint64_t latent = FirstLatent(r.spec.seed);
+  for (uint32_t i = 0; i < r.spec.action_tokens; ++i) {
+    latent = NextLatent(latent, prompt, i, r.spec.action_tokens);
+  }
+  const bool flow = r.spec.kind == AnswerKind::kFlow;
+  EXPECT_EQ(r.outcome->answers[0].chunk, ChunkOf(flow ? latent : prompt.state))
+      << "request " << r.id.value();
+  // Seeds of further samples are the scheduler's to choose.
+  for (const Outcome::Answer& answer : r.outcome->answers) EXPECT_EQ(answer.chunk.size(), 2u);
+}
+
+inline std::vector<std::vector<int32_t>> Simulation::Expected(const Tracked& r) const {
+  const Timeline& timeline = *r.spec.timeline;
+  const Chain prompt = ReadPrompt(timeline);
   if (r.spec.beams) return ExpectedBeams(r, prompt);
   std::vector<std::vector<int32_t>> tokens(r.spec.samples);
   for (uint32_t sample = 0; sample < r.spec.samples; ++sample) {
