@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from saccade import errors, images, types
 from saccade.v1 import inference_pb2 as pb
 
@@ -96,9 +98,10 @@ def act_request(
     samples: int,
     seed: int,
     temperature: float,
+    flow: types.Flow | None,
 ) -> pb.ActRequest:
     """What asks for actions; its number is given when it is sent."""
-    return pb.ActRequest(
+    request = pb.ActRequest(
         latency_class=latency_class,
         deadline_us=round(deadline_s * 1e6),
         max_frame_age_us=round(max_frame_age_s * 1e6),
@@ -106,6 +109,11 @@ def act_request(
         seed=seed,
         temperature=temperature,
     )
+    if flow is not None:
+        request.flow_steps = flow.steps
+        if flow.noise is not None:
+            request.noise.extend(np.asarray(flow.noise, dtype=np.float32).ravel().tolist())
+    return request
 
 
 def predict_request(

@@ -103,6 +103,7 @@ class Client:
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
         timeout_s: float | None = None,
     ) -> types.Actions:
         """One observation in, one chunk out. A single image goes to the model's only camera.
@@ -116,7 +117,7 @@ class Client:
             model,
             statistics_key,
             state,
-            _core.act_request(deadline_s, 0.0, latency_class, samples, seed, temperature),
+            _core.act_request(deadline_s, 0.0, latency_class, samples, seed, temperature, flow),
         )
         sent = time.perf_counter()
         try:
@@ -334,6 +335,7 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
     ) -> asyncio.Future[types.Actions]:
         """Asks for actions and returns at once; 0 stands for the class's or no limit.
 
@@ -341,7 +343,7 @@ class Session(_core.SessionBase):
         """
         return self._ask(
             _core.act_request(
-                deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+                deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
             )
         )
 
@@ -353,6 +355,7 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
         timeout_s: float | None = None,
     ) -> types.Actions:
         """Asks for actions and waits for them; a task that is cancelled here withdraws the request.
@@ -361,7 +364,7 @@ class Session(_core.SessionBase):
         ``TimedOut`` raised.
         """
         request = _core.act_request(
-            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
         )
         return await _wait(self._ask(self._bounded(request, timeout_s)), timeout_s)
 
@@ -373,12 +376,13 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
     ) -> ActStream:
         """Asks for actions whose tokens are read as they come (``stream_tokens=True``)."""
         self._check_tokens()
         tokens: asyncio.Queue[types.Token | None] = asyncio.Queue()
         request = _core.act_request(
-            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
         )
         return ActStream(self._ask(request, tokens), tokens)
 

@@ -136,6 +136,7 @@ class Client:
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
         timeout_s: float | None = None,
     ) -> types.Actions:
         """One observation in, one chunk out. A single image goes to the model's only camera.
@@ -148,7 +149,7 @@ class Client:
             model,
             statistics_key,
             state,
-            _core.act_request(deadline_s, 0.0, latency_class, samples, seed, temperature),
+            _core.act_request(deadline_s, 0.0, latency_class, samples, seed, temperature, flow),
         )
         sent = time.perf_counter()
         try:

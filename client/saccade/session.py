@@ -93,6 +93,7 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
     ) -> Future[types.Actions]:
         """Asks for actions and returns at once; 0 stands for the class's or no limit.
 
@@ -100,7 +101,7 @@ class Session(_core.SessionBase):
         """
         return self._ask(
             _core.act_request(
-                deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+                deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
             )
         )
 
@@ -112,6 +113,7 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
         timeout_s: float | None = None,
     ) -> types.Actions:
         """Asks for actions and waits for them.
@@ -120,7 +122,7 @@ class Session(_core.SessionBase):
         ``TimedOut`` raised.
         """
         request = _core.act_request(
-            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
         )
         return _wait(self._ask(self._bounded(request, timeout_s)), timeout_s)
 
@@ -132,12 +134,13 @@ class Session(_core.SessionBase):
         samples: int = 1,
         seed: int = 0,
         temperature: float = 0.0,
+        flow: types.Flow | None = None,
     ) -> ActStream:
         """Asks for actions whose tokens are read as they come (``stream_tokens=True``)."""
         self._check_tokens()
         tokens: queue.SimpleQueue[types.Token | None] = queue.SimpleQueue()
         request = _core.act_request(
-            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
         )
         return ActStream(self._ask(request, tokens), tokens)
 

@@ -65,6 +65,20 @@ class ModelInfo:
     weight_bytes: int
     kv_bytes_per_token: int
     fingerprint: str
+    flow_steps: int = 0
+    """Denoise steps of an answer of which the request says nothing; 0: it does not denoise."""
+    flow_width: int = 0
+    """Values of the noise of one action."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How a model that denoises answers."""
+
+    steps: int = 0
+    """Denoise steps; 0: the model's own number."""
+    noise: npt.ArrayLike | None = None
+    """Of shape (samples, ActionSpace.steps, ModelInfo.flow_width); none: from the seed."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +211,11 @@ class Actions:
     latency_class: str
     statistics_key: str
     degradation: tuple[str, ...] = ()
+    observation_version: int = 0
+    """Counts the observations of the session whose frames, text or cameras differ."""
+    state: tuple[float, ...] = ()
+    """What it was computed from, and what relative actions are relative to."""
+    state_capture_time_ns: int = 0
     round_trip_s: float = field(default=0.0, compare=False)
     """Measured by the client, request sent to answer received."""
 
@@ -306,6 +325,8 @@ def model_info(message: models_pb2.Model) -> ModelInfo:
         weight_bytes=message.weight_bytes,
         kv_bytes_per_token=message.kv_bytes_per_token,
         fingerprint=message.fingerprint,
+        flow_steps=message.flow_steps,
+        flow_width=message.flow_width,
     )
 
 
@@ -383,6 +404,12 @@ def text(message: inference_pb2.GenerateResult) -> Text:
     )
 
 
+def _token_ids(sample: inference_pb2.ActionSample, shape: tuple[int, int]) -> npt.NDArray[np.int32]:
+    """In the shape of the values where each value is one token, else as they are."""
+    ids = np.array(sample.token_ids, np.int32)
+    return ids.reshape(shape) if ids.size == shape[0] * shape[1] else ids
+
+
 def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
     """From the wire."""
     space = action_space(message.action_space)
@@ -392,7 +419,7 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
             ActionSample(
                 values=np.array(s.values, np.float64).reshape(shape),
                 normalized=np.array(s.normalized, np.float32).reshape(shape),
-                token_ids=np.array(s.token_ids, np.int32).reshape(shape),
+                token_ids=_token_ids(s, shape),
             )
             for s in message.samples
         ),
@@ -409,5 +436,8 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
         degradation=tuple(
             enum_name(inference_pb2.Degradation, d, "DEGRADATION_") for d in message.degradation
         ),
+        observation_version=message.observation_version,
+        state=tuple(message.state),
+        state_capture_time_ns=message.state_capture_time_ns,
         round_trip_s=round_trip_s,
     )

@@ -63,6 +63,8 @@ struct EngineOptions {
   bool check_pages = kCheckPages;  // each step, see page_guard.h
 };
 
+inline constexpr uint32_t kMaxFlowSteps = 1000;  // of one request
+
 // What a request for text asks for, in place of actions.
 struct TextRequest {
   uint32_t max_new_tokens = 0;

@@ -15,8 +15,7 @@ namespace {
 // Loads whose names are kept for what is told of the past.
 constexpr size_t kNames = 1024;
 constexpr std::chrono::hours kWarmUpPatience{1};
-constexpr uint32_t kMaxFlowSteps = 1000;  // of one request
-constexpr int kWarmUpAttempts = 1000;     // 10 ms apart, against a full class
+constexpr int kWarmUpAttempts = 1000;  // 10 ms apart, against a full class
 
 // Numbers of weights stand for time: what matters is how the layers compare.
 std::vector<LayerShare> SharesOf(const std::vector<LayerCost>& layers) {

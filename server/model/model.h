@@ -30,7 +30,7 @@ struct CameraSpec {
 // One set of dataset statistics: how a normalised action becomes a command.
 struct StatisticsSpec {
   std::string key;
-  uint32_t action_dim = 0;
+  uint32_t action_dim = 0;  // of one action; of all of a chunk where the horizon is not stated
 };
 
 // What a layer costs, in weights: a pass over the model may be cut between layers.
@@ -55,7 +55,8 @@ enum class SuffixMask : uint8_t {
 
 struct ActionHeadSpec {
   HeadKind kind = HeadKind::kTokens;
-  // kFlow and kOnePass: the device holds a chunk as [horizon, width] F32.
+  // Actions of a chunk; 0: the checkpoint does not say. kFlow and kOnePass: the device holds a
+  // chunk as [horizon, width] F32.
   uint32_t horizon = 0;
   uint32_t width = 0;
   // kOnePass: rows at the end of the prompt whose hidden states the head reads, and how many rows
@@ -85,6 +86,7 @@ struct ModelSpec {
   uint32_t state_width = 0;                // F32 values of a state on the device: state_dim, padded
   bool state_in_text = false;              // the prompt's text changes with the state
   ActionHeadSpec head;
+  std::optional<bool> relative_actions;  // to the state; absent: the checkpoint does not say
   KvGeometry kv;
   uint32_t hidden = 0;
   uint32_t vocab_size = 0;  // rows of the LM head

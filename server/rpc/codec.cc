@@ -168,9 +168,12 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   }
   const ActionSpaceConfig stated = config.action_space.value_or(ActionSpaceConfig{});
   for (const StatisticsSpec& statistics : spec.statistics) {
-    const uint32_t dim = stated.steps == 0 ? 0 : statistics.action_dim / stated.steps;
-    if (dim == 0 || dim * stated.steps != statistics.action_dim ||
-        (!stated.dims.empty() && stated.dims.size() != dim)) {
+    const uint32_t horizon = spec.head.horizon;
+    const uint32_t divided = stated.steps == 0 ? 0 : statistics.action_dim / stated.steps;
+    const uint32_t dim = horizon > 0 ? statistics.action_dim : divided;
+    const bool fits = horizon > 0 ? !config.action_space || stated.steps == horizon
+                                  : dim * stated.steps == statistics.action_dim;
+    if (dim == 0 || !fits || (!stated.dims.empty() && stated.dims.size() != dim)) {
       return absl::FailedPreconditionError(StrCat("model \"", config.name, "\": action_space says ",
                                                   stated.steps, " steps of ", stated.dims.size(),
                                                   " values, but statistics \"", statistics.key,
@@ -179,12 +182,16 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
     v1::StatisticsSet& set = *proto.add_statistics();
     set.set_key(statistics.key);
     v1::ActionSpace& space = *set.mutable_action_space();
-    space.set_steps(stated.steps);
+    space.set_steps(horizon > 0 ? horizon : stated.steps);
     space.set_dim(dim);
     if (config.action_space) {
       space.set_dt_s(stated.dt_s);
       space.set_reference(stated.relative ? v1::ACTION_REFERENCE_RELATIVE
                                           : v1::ACTION_REFERENCE_ABSOLUTE);
+    }
+    if (spec.relative_actions) {
+      space.set_reference(*spec.relative_actions ? v1::ACTION_REFERENCE_RELATIVE
+                                                 : v1::ACTION_REFERENCE_ABSOLUTE);
     }
     for (const ActionDimConfig& d : stated.dims) {
       v1::ActionDimension& dimension = *space.add_dimensions();
@@ -202,6 +209,10 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   proto.set_weight_bytes(spec.weight_bytes);
   proto.set_kv_bytes_per_token(spec.kv.BytesPerToken());
   proto.set_fingerprint(Hex(spec.fingerprint));
+  if (spec.head.kind == HeadKind::kFlow) {
+    proto.set_flow_steps(spec.head.steps);
+    proto.set_flow_width(spec.head.width);
+  }
   return proto;
 }
 
@@ -225,6 +236,10 @@ v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
   *chunk.mutable_action_space() = *info.action_space;
   SetCommon(info, result, chunk);
   chunk.set_statistics_key(std::string(info.statistics_key));
+  const Observation& observation = *info.observation;
+  chunk.set_observation_version(observation.version);
+  chunk.mutable_state()->Assign(observation.state.begin(), observation.state.end());
+  chunk.set_state_capture_time_ns(observation.state_capture_time_ns);
   return chunk;
 }
 
@@ -267,6 +282,10 @@ absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_
                         StrCat("must be 0 or from ", kMinTemperature, " to ", kMaxTemperature));
   }
   fields.temperature = temperature;
+  if (act.flow_steps() > kMaxFlowSteps) {
+    return InvalidField(Path(prefix, "flow_steps"), StrCat("is above ", kMaxFlowSteps));
+  }
+  fields.flow_steps = act.flow_steps();
   return fields;
 }
 

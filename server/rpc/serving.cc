@@ -1,6 +1,7 @@
 #include "rpc/serving.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/strings.h"
@@ -350,7 +351,42 @@ absl::Status Serving::SetText(Session& session, const v1::TextInput& text) const
 
 absl::Status Serving::SetState(Session& session, const v1::StateInput& state) const {
   if (state.capture_time_ns() < 0) return InvalidField("state.capture_time_ns", "is negative");
-  return session.SetState({state.values().data(), static_cast<size_t>(state.values_size())});
+  return session.SetState({state.values().data(), static_cast<size_t>(state.values_size())},
+                          state.capture_time_ns());
+}
+
+// What a flow is made from; null for other models.
+absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target& target,
+                                                                   const v1::ActRequest& act,
+                                                                   const ActFields& fields,
+                                                                   const Observation& observation,
+                                                                   std::string_view prefix) {
+  const ActionHeadSpec& head = target.model->model->spec().head;
+  if (head.kind != HeadKind::kFlow) {
+    if (fields.flow_steps > 0) {
+      return InvalidField(Path(prefix, "flow_steps"), "the model does not denoise");
+    }
+    if (act.noise_size() > 0) return InvalidField(Path(prefix, "noise"), "the model takes none");
+    return nullptr;
+  }
+  if (fields.temperature != 0) {
+    return InvalidField(Path(prefix, "temperature"), "the model has none: must be 0");
+  }
+  FlowInput flow;
+  if (head.state_row) flow.state = *observation.normalized;
+  const uint64_t values = uint64_t{fields.samples} * head.horizon * head.width;
+  if (act.noise_size() > 0) {
+    if (static_cast<uint64_t>(act.noise_size()) != values) {
+      return InvalidField(Path(prefix, "noise"),
+                          StrCat("has ", act.noise_size(), " values, expected ", values));
+    }
+    flow.noise.assign(act.noise().begin(), act.noise().end());
+    if (!std::all_of(flow.noise.begin(), flow.noise.end(),
+                     [](float v) { return std::isfinite(v); })) {
+      return InvalidField(Path(prefix, "noise"), "holds NaN or Inf");
+    }
+  }
+  return std::make_shared<const FlowInput>(std::move(flow));
 }
 
 absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& target,
@@ -379,9 +415,8 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   request.seed = act.seed();
   request.frame_captured = observation->oldest_captured;
   request.state = observation->state;
-  if (target.model->model->spec().head.state_row) {
-    request.flow = std::make_shared<const FlowInput>(FlowInput{*observation->normalized, {}});
-  }
+  ASSIGN_OR_RETURN(request.flow, ReadFlow(target, act, fields, *observation, prefix));
+  request.flow_steps = fields.flow_steps;
 
   info.act_id = act.id();
   info.arrival = arrival;

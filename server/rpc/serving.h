@@ -142,6 +142,11 @@ class Serving {
   absl::StatusOr<Frame> ReadFrame(const SessionModel& model, uint32_t camera,
                                   const v1::VisionFrame& frame, TimePoint received,
                                   std::string_view prefix);
+  static absl::StatusOr<std::shared_ptr<const FlowInput>> ReadFlow(const Target& target,
+                                                                   const v1::ActRequest& act,
+                                                                   const ActFields& fields,
+                                                                   const Observation& observation,
+                                                                   std::string_view prefix);
   static absl::Status CheckFrame(const v1::VisionFrame& frame, std::string_view prefix);
   // When a request must be answered: its own or its class's deadline, within the call's.
   static TimePoint DeadlineOf(const LatencyClass& latency, const ActFields& fields,

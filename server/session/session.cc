@@ -117,7 +117,10 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   if (IsStale(camera, frame.capture_time_ns)) return Fate::kStale;
   Mailbox& mailbox = mailboxes_[camera];
   const bool replaced_unused = mailbox.frame && !mailbox.used;
-  if (!mailbox.frame || mailbox.frame->content != frame.content) timeline_ = nullptr;
+  if (!mailbox.frame || mailbox.frame->content != frame.content) {
+    timeline_ = nullptr;
+    same_prefix_ = false;
+  }
   observation_ = nullptr;
   mailbox.frame = std::move(frame);
   mailbox.used = false;
@@ -151,6 +154,7 @@ absl::Status Session::SetText(Text text) {
   prompt_ = *std::move(prompt);
   prompt_missing_ = MissingCameras();
   timeline_ = nullptr;
+  same_prefix_ = false;
   observation_ = nullptr;
   return absl::OkStatus();
 }
@@ -175,7 +179,7 @@ absl::Status Session::SetPromptTokens(std::span<const int32_t> ids) {
   return SetText({{}, {ids.begin(), ids.end()}, std::string(kField)});
 }
 
-absl::Status Session::SetState(std::span<const float> values) {
+absl::Status Session::SetState(std::span<const float> values, int64_t capture_time_ns) {
   constexpr std::string_view kField = "state.values";
   const uint32_t expected = model().model->spec().state_dim;
   if (expected == 0)
@@ -191,11 +195,15 @@ absl::Status Session::SetState(std::span<const float> values) {
       model().model->NormalizeState(values, params_.statistics_key);
   if (!normalized.ok()) return UnderField(normalized.status(), kField);
   state_.assign(values.begin(), values.end());
+  state_capture_time_ns_ = capture_time_ns;
   // The same state again changes nothing that was made of it.
   if (normalized_ == nullptr || *normalized_ != *normalized) {
     normalized_ = std::make_shared<const std::vector<float>>(*std::move(normalized));
     timeline_ = nullptr;
-    if (model().model->spec().state_in_text) prompt_.reset();
+    if (model().model->spec().state_in_text) {
+      prompt_.reset();
+      same_prefix_ = false;
+    }
   }
   observation_ = nullptr;
   return absl::OkStatus();
@@ -228,6 +236,7 @@ void Session::Reset(bool keep_instruction) {
   prompt_.reset();
   if (!keep_instruction) text_.reset();
   timeline_ = nullptr;
+  same_prefix_ = false;
   observation_ = nullptr;
 }
 
@@ -292,6 +301,9 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
   observation->timeline = timeline_;
   observation->state = state_;
   observation->normalized = normalized_;
+  observation->state_capture_time_ns = state_capture_time_ns_;
+  if (!std::exchange(same_prefix_, true)) ++version_;
+  observation->version = version_;
   for (const Mailbox& mailbox : mailboxes_) {
     if (!mailbox.frame) continue;
     observation->frames.push_back(*mailbox.frame);

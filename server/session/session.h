@@ -50,9 +50,11 @@ struct ExecutedAction {
 // One observation, fixed. Shared by the requests made from it.
 struct Observation {
   std::shared_ptr<const Timeline> timeline;
-  std::vector<Frame> frames;    // in the order of the model's cameras, of those that sent one
-  std::vector<float> state;     // [state_dim]; empty for a model without state
-  StateRef normalized;          // the same for the model, [state_width]; null without
+  std::vector<Frame> frames;  // in the order of the model's cameras, of those that sent one
+  std::vector<float> state;   // [state_dim]; empty for a model without state
+  StateRef normalized;        // the same for the model, [state_width]; null without
+  int64_t state_capture_time_ns = 0;
+  uint64_t version = 0;         // of its frames, text and cameras
   TimePoint oldest_captured{};  // of `frames`; zero when there are none
 };
 
@@ -99,7 +101,7 @@ class Session {
   absl::Status SetInstruction(std::string_view instruction, std::string_view field);
   absl::Status SetPromptTokens(std::span<const int32_t> ids);
   // INVALID_ARGUMENT names "state.values": wrong count, not finite, or the model takes none.
-  absl::Status SetState(std::span<const float> values);
+  absl::Status SetState(std::span<const float> values, int64_t capture_time_ns);
   // All or none. INVALID_ARGUMENT names "executed.actions".
   absl::Status AddExecuted(std::vector<ExecutedAction> actions);
   const std::deque<ExecutedAction>& executed() const { return executed_; }
@@ -140,6 +142,9 @@ class Session {
   uint64_t prompt_missing_ = 0;   // cameras that had sent nothing when it was built
   std::vector<float> state_;
   StateRef normalized_;
+  int64_t state_capture_time_ns_ = 0;
+  uint64_t version_ = 0;      // of what the newest snapshot had
+  bool same_prefix_ = false;  // nothing of it but the state has changed since
   std::deque<ExecutedAction> executed_;
   std::shared_ptr<const Timeline> timeline_;  // null: build it at the next snapshot
   std::shared_ptr<const Observation>

@@ -232,16 +232,16 @@ TEST_F(SessionTest, ChecksState) {
   EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(GetErrorInfo(missing).reason, Reason::kMissingInput);
   EXPECT_EQ(GetErrorInfo(missing).field, "state");
-  EXPECT_FALSE(session_->SetState(std::vector<float>{1}).ok());
-  EXPECT_FALSE(session_->SetState(std::vector<float>{1, std::nanf("")}).ok());
-  EXPECT_FALSE(session_->SetState(std::vector<float>{1, INFINITY}).ok());
-  ASSERT_TRUE(session_->SetState(std::vector<float>{1, 2}).ok());
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1}, 0).ok());
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1, std::nanf("")}, 0).ok());
+  EXPECT_FALSE(session_->SetState(std::vector<float>{1, INFINITY}, 0).ok());
+  ASSERT_TRUE(session_->SetState(std::vector<float>{1, 2}, 0).ok());
   const auto observation = session_->Snapshot(kStart, Micros(0));
   ASSERT_TRUE(observation.ok());
   EXPECT_EQ((*observation)->state, (std::vector<float>{1, 2}));
 
   Make({});
-  const absl::Status status = session_->SetState(std::vector<float>{});
+  const absl::Status status = session_->SetState(std::vector<float>{}, 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("takes no state"));
 }

@@ -26,25 +26,29 @@ PIXEL_FORMAT_RGB8: PixelFormat
 PIXEL_FORMAT_UNSPECIFIED: PixelFormat
 
 class ActRequest(_message.Message):
-    __slots__ = ["deadline_us", "id", "latency_class", "max_frame_age_us", "samples", "seed", "temperature"]
+    __slots__ = ["deadline_us", "flow_steps", "id", "latency_class", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAME_AGE_US_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     deadline_us: int
+    flow_steps: int
     id: int
     latency_class: str
     max_frame_age_us: int
+    noise: _containers.RepeatedScalarFieldContainer[float]
     samples: int
     seed: int
     temperature: float
-    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., flow_steps: _Optional[int] = ..., noise: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ActionChunk(_message.Message):
-    __slots__ = ["act_id", "action_space", "deadline_met", "deadline_us", "degradation", "frames", "frames_cached", "late", "latency_class", "samples", "statistics_key", "timings", "tokens"]
+    __slots__ = ["act_id", "action_space", "deadline_met", "deadline_us", "degradation", "frames", "frames_cached", "late", "latency_class", "observation_version", "samples", "state", "state_capture_time_ns", "statistics_key", "timings", "tokens"]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACT_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MET_FIELD_NUMBER: _ClassVar[int]
@@ -54,7 +58,10 @@ class ActionChunk(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_VERSION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STATE_CAPTURE_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_KEY_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -67,11 +74,14 @@ class ActionChunk(_message.Message):
     frames_cached: bool
     late: bool
     latency_class: str
+    observation_version: int
     samples: _containers.RepeatedCompositeFieldContainer[ActionSample]
+    state: _containers.RepeatedScalarFieldContainer[float]
+    state_capture_time_ns: int
     statistics_key: str
     timings: Timings
     tokens: _containers.RepeatedCompositeFieldContainer[ModalityTokens]
-    def __init__(self, act_id: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ActionSample, _Mapping]]] = ..., action_space: _Optional[_Union[_models_pb2.ActionSpace, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[FrameUsed, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[ModalityTokens, _Mapping]]] = ..., frames_cached: bool = ..., deadline_us: _Optional[int] = ..., deadline_met: bool = ..., late: bool = ..., degradation: _Optional[_Iterable[_Union[Degradation, str]]] = ..., latency_class: _Optional[str] = ..., statistics_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, act_id: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ActionSample, _Mapping]]] = ..., action_space: _Optional[_Union[_models_pb2.ActionSpace, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[FrameUsed, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[ModalityTokens, _Mapping]]] = ..., frames_cached: bool = ..., deadline_us: _Optional[int] = ..., deadline_met: bool = ..., late: bool = ..., degradation: _Optional[_Iterable[_Union[Degradation, str]]] = ..., latency_class: _Optional[str] = ..., statistics_key: _Optional[str] = ..., observation_version: _Optional[int] = ..., state: _Optional[_Iterable[float]] = ..., state_capture_time_ns: _Optional[int] = ...) -> None: ...
 
 class ActionSample(_message.Message):
     __slots__ = ["normalized", "token_ids", "values"]

@@ -66,12 +66,14 @@ class ListResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ["cameras", "compute_type", "default_class", "family", "fingerprint", "kv_bytes_per_token", "max_positions", "name", "parameters", "state_dim", "statistics", "vision_tokens", "weight_bytes"]
+    __slots__ = ["cameras", "compute_type", "default_class", "family", "fingerprint", "flow_steps", "flow_width", "kv_bytes_per_token", "max_positions", "name", "parameters", "state_dim", "statistics", "vision_tokens", "weight_bytes"]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_TYPE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_CLASS_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FLOW_WIDTH_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,8 @@ class Model(_message.Message):
     default_class: str
     family: str
     fingerprint: str
+    flow_steps: int
+    flow_width: int
     kv_bytes_per_token: int
     max_positions: int
     name: str
@@ -93,7 +97,7 @@ class Model(_message.Message):
     statistics: _containers.RepeatedCompositeFieldContainer[StatisticsSet]
     vision_tokens: int
     weight_bytes: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., statistics: _Optional[_Iterable[_Union[StatisticsSet, _Mapping]]] = ..., state_dim: _Optional[int] = ..., default_class: _Optional[str] = ..., vision_tokens: _Optional[int] = ..., max_positions: _Optional[int] = ..., compute_type: _Optional[str] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., statistics: _Optional[_Iterable[_Union[StatisticsSet, _Mapping]]] = ..., state_dim: _Optional[int] = ..., default_class: _Optional[str] = ..., vision_tokens: _Optional[int] = ..., max_positions: _Optional[int] = ..., compute_type: _Optional[str] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., fingerprint: _Optional[str] = ..., flow_steps: _Optional[int] = ..., flow_width: _Optional[int] = ...) -> None: ...
 
 class StatisticsSet(_message.Message):
     __slots__ = ["action_space", "key"]
