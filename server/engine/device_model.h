@@ -62,8 +62,9 @@ class DeviceModel {
   void ReadResults(const StepPlan& plan, StepResult& result) const;
   // The index arrays of a step, in memory that the largest step fits.
   struct Staging {
-    std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot,
-        token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies;
+    std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_limit,
+        row_slot, token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows,
+        copies;
     std::vector<float> temperature, top_p;
     std::vector<int64_t> seed;
     void Reserve(size_t rows, size_t logits, size_t page_entries, size_t copy_words);
