@@ -84,7 +84,8 @@ struct KvLayout {
   Type type;
 };
 
-// The epilogue of a fused projection: rope(q), rope(k) and v into the pages.
+// The epilogue of a fused projection: rope(q), rope(k) and v into the pages. With kv.heads 0 there
+// is q alone, and row_slot is null.
 struct QkvRope {
   void* q;
   int64_t q_stride;
@@ -96,7 +97,7 @@ struct QkvRope {
 };
 
 // Attention of one block of query rows over pages. Lane t of page p is visible to a row iff t <
-// page_len[p] and page_pos[p] + t <= row_pos. Pages are taken four at a time from the first: a
+// page_len[p] and page_pos[p] + t <= row_limit. Pages are taken four at a time from the first: a
 // tile.
 struct Attention {
   const void* q;
@@ -107,10 +108,10 @@ struct Attention {
   int64_t q_heads;
   float scale;
   KvLayout kv;
-  const int32_t* row_pos;  // [rows]; null: every row sees every token
-  const int32_t* pages;    // of the sequence
+  const int32_t* row_limit;  // [rows]; null: every row sees every token
+  const int32_t* pages;      // of the sequence
   const int32_t* page_len;
-  const int32_t* page_pos;  // null where row_pos is
+  const int32_t* page_pos;  // null where row_limit is
   int64_t num_pages;
 };
 
@@ -149,11 +150,22 @@ struct Kernels {
   // padding included. The type is the layout's.
   void (*pack_kv)(const KvLayout&, int64_t kv_head, const void* k, const void* v, int64_t stride,
                   int64_t tokens);
+  // All heads of one slot (block * 16 + offset), as rows [heads * head_dim].
+  void (*read_slot)(const KvLayout&, int64_t slot, void* k, Type k_type, void* v, Type v_type);
+  void (*write_slot)(const KvLayout&, int64_t slot, const void* k, Type k_type, const void* v,
+                     Type v_type);
 
   // --- Rows.
   void (*rms_norm)(const float* x, const float* gamma, void* y, Type y_type, int64_t n, float eps);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, void* y, Type y_type,
                      int64_t n, float eps);
+  // y = x / rms(x) * (1 + scale) + shift
+  void (*ada_rms_norm)(const float* x, const float* scale, const float* shift, void* y, Type y_type,
+                       int64_t n, float eps);
+  // x += gate * y; one_gate: gate[0] is that of all n.
+  void (*add_gated)(const void* y, Type y_type, const float* gate, bool one_gate, float* x,
+                    int64_t n);
+  void (*scaled)(const void* x, Type x_type, float scale, float* y, int64_t n);
   void (*to_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*to_f32)(const uint16_t* x, float* y, int64_t n);
   // The lowest index among the largest values; -1 when one of them is NaN or infinite, or n is 0.

@@ -73,7 +73,7 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   sizes.pages = max_seqs * (spec.max_positions / 8 + 16);
   sizes.copies = 2 * (size_t{options.num_blocks} + options.sequence_slots + 16);
   sizes.meta_words = 3 * (sizes.pages + 16) + 2 * (max_seqs + 32) +
-                     5 * (size_t{options.max_rows} + 16) +
+                     7 * (size_t{options.max_rows} + 16) +
                      10 * (size_t{HeadRows(spec, options)} + 16) + sizes.copies;
   // States of prompts, or states and flow times of denoise steps, and the arrays of their rows.
   const size_t rows = size_t{options.max_logit_rows} * spec.head.suffix_rows();
@@ -339,7 +339,7 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
 void DeviceModel::Staging::Reserve(size_t rows, size_t logits, size_t page_entries,
                                    size_t copy_words) {
   for (auto* values : {&row_begin, &page_begin}) values->reserve(rows + 1);
-  for (auto* values : {&row_pos, &row_slot, &token_index, &embedding_index, &text}) {
+  for (auto* values : {&row_pos, &row_limit, &row_slot, &token_index, &embedding_index, &text}) {
     values->reserve(rows);
   }
   for (auto* values : {&pages, &page_len, &page_pos}) values->reserve(page_entries);
@@ -351,9 +351,9 @@ void DeviceModel::Staging::Reserve(size_t rows, size_t logits, size_t page_entri
 }
 
 void DeviceModel::Staging::Clear() {
-  for (auto* values : {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_slot,
-                       &token_index, &embedding_index, &text, &logit_rows, &source_row, &draw,
-                       &dest, &top_rows, &copies, &state_index}) {
+  for (auto* values : {&row_begin, &page_begin, &pages, &page_len, &page_pos, &row_pos, &row_limit,
+                       &row_slot, &token_index, &embedding_index, &text, &logit_rows, &source_row,
+                       &draw, &dest, &top_rows, &copies, &state_index}) {
     values->clear();
   }
   states.clear();
@@ -369,9 +369,9 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
   const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
   const auto text_base = static_cast<int32_t>(options_.sequence_slots * kTokenColumns);
   staging_.Clear();
-  auto& [row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot, token_index,
-         embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies, temperature,
-         top_p, states, state_index, seed] = staging_;
+  auto& [row_begin, page_begin, pages, page_len, page_pos, row_pos, row_limit, row_slot,
+         token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies,
+         temperature, top_p, states, state_index, seed] = staging_;
   const bool one_pass = spec.head.kind == HeadKind::kOnePass;
   int32_t max_pages = 0;
   for (const TrunkItem& item : plan.trunk) {
@@ -391,6 +391,7 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
         ++page;
       if (page == item.pages.size()) return absl::InternalError("a row of a step has no page");
       row_pos.push_back(static_cast<int32_t>(t));
+      row_limit.push_back(static_cast<int32_t>(timeline.Sees(t)));
       row_slot.push_back(item.pages[page].block.value() * block_tokens +
                          static_cast<int32_t>(t - item.pages[page].position));
       int32_t token = -1;
@@ -474,17 +475,18 @@ absl::Status DeviceModel::StageTrunk(const StepPlan& plan, TrunkBatch& batch) {
     std::memcpy(top_ps, top_p.data(), top_p.size() * sizeof(float));
   }
   PagedBatch& paged = batch.paged;
-  fits =
-      fits && writer.Add(row_begin, paged.row_begin) && writer.Add(page_begin, paged.page_begin) &&
-      writer.Add(pages, paged.pages) && writer.Add(page_len, paged.page_len) &&
-      writer.Add(page_pos, paged.page_pos) && writer.Add(row_pos, paged.row_pos) &&
-      writer.Add(row_slot, paged.row_slot) && writer.Add(token_index, batch.token_index) &&
-      writer.Add(embedding_index, batch.embedding_index) &&
-      writer.Add(logit_rows, batch.logit_rows) && writer.Add(source_row, batch.sample.source_row) &&
-      writer.Add(draw, batch.sample.draw) && writer.Add(dest, batch.sample.dest) &&
-      writer.Add(top_rows, batch.top.source_row) && writer.Add(text, text_view) &&
-      writer.Add(copies, copies_view) && writer.Add(state_index, batch.state_index) &&
-      writer.Add(states, std::max<int64_t>(spec.state_width, 1), batch.states);
+  fits = fits && writer.Add(row_begin, paged.row_begin) &&
+         writer.Add(page_begin, paged.page_begin) && writer.Add(pages, paged.pages) &&
+         writer.Add(page_len, paged.page_len) && writer.Add(page_pos, paged.page_pos) &&
+         writer.Add(row_pos, paged.row_pos) && writer.Add(row_limit, paged.row_limit) &&
+         writer.Add(row_slot, paged.row_slot) && writer.Add(token_index, batch.token_index) &&
+         writer.Add(embedding_index, batch.embedding_index) &&
+         writer.Add(logit_rows, batch.logit_rows) &&
+         writer.Add(source_row, batch.sample.source_row) && writer.Add(draw, batch.sample.draw) &&
+         writer.Add(dest, batch.sample.dest) && writer.Add(top_rows, batch.top.source_row) &&
+         writer.Add(text, text_view) && writer.Add(copies, copies_view) &&
+         writer.Add(state_index, batch.state_index) &&
+         writer.Add(states, std::max<int64_t>(spec.state_width, 1), batch.states);
   if (!fits) return PlanTooLarge("page table entries");
   meta_used_ = writer.used();
   const auto samples = static_cast<int64_t>(dest.size());

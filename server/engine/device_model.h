@@ -76,7 +76,6 @@ class DeviceModel {
                  StepResult& result) const;
 
   // --- device_flow.cc ---
-  absl::Status AllocateFlow();
   absl::Status RunFlows(ExecContext& ctx, const StepPlan& plan);
   absl::Status StageFlows(const StepPlan& plan, DenoiseBatch& batch);
   absl::Status LoadLatents(const StepPlan& plan, const TensorView& x);
@@ -84,8 +83,9 @@ class DeviceModel {
   TensorView Latent(SequenceSlot slot) const;
   // The index arrays of a step, in memory that the largest step fits.
   struct Staging {
-    std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_slot,
-        token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows, copies;
+    std::vector<int32_t> row_begin, page_begin, pages, page_len, page_pos, row_pos, row_limit,
+        row_slot, token_index, embedding_index, text, logit_rows, source_row, draw, dest, top_rows,
+        copies;
     std::vector<float> temperature, top_p, states;
     std::vector<int32_t> state_index;
     std::vector<int64_t> seed;

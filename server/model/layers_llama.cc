@@ -189,7 +189,7 @@ absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBat
 
   if (run.begin == 0) {
     const TensorView table = table_->View(table_dtype_, {spec_.vocab, spec_.hidden});
-    RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, s.x));
+    RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, 1.0F, s.x));
     RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, s.x));
     RETURN_IF_ERROR(tap.Record("lm.embeds", s.x));
   }

@@ -75,7 +75,9 @@ struct PagedBatch {
   TensorView pages;       // [P]
   TensorView page_len;    // [P]
   TensorView page_pos;    // [P]
-  TensorView row_pos;     // [M] position of each query row; also its RoPE position
+  TensorView row_pos;     // [M] position of each query row, for RoPE
+  // [M] the last position that the row sees: its own where attention is causal, the last one of its
+  // group where that is bidirectional, the last one of a prefix that it only reads.
   TensorView row_limit;
   TensorView
       row_slot;  // [M] where the row's K/V is appended: block * block_tokens + offset in block
@@ -102,20 +104,22 @@ struct GatedLinearArgs {
 
 // Fused projection: q = rope(x · Wq^T), and k = rope(x · Wk^T), v = x · Wv^T appended to the pages
 // at row_slot. RoPE is half-split (rotate_half): element i pairs with i + D/2, angle = pos *
-// theta^(-2i/D), angles in F32 as kernels/common/rope.h defines them.
+// theta^(-2i/D), angles in F32 as kernels/common/rope.h defines them. Without `kv` (and then
+// `layer`) the weight is that of q alone, and nothing is appended: head_dim is what q_heads make of
+// its rows.
 struct QkvRopeAppendArgs {
   const PackedWeight* weight = nullptr;  // logical [(Hq + 2 * Hkv) * D, K], rows q then k then v
   TensorView x;                          // [M, K] T
   TensorView q;                          // [M, Hq * D] T, out
-  KvStorage* kv = nullptr;
+  KvStorage* kv = nullptr;               // null: q only
   uint32_t layer = 0;
   uint32_t q_heads = 0;
   double rope_theta = 10000.0;
   PagedBatch batch;
 };
 
-// Causal attention over the page table: row i sees every cached token of its sequence whose
-// position <= row_pos[i]; there must be one. The page table need not be in order of position, and
+// Attention over the page table: row i sees every cached token of its sequence whose position <=
+// row_limit[i]; there must be one. The page table need not be in order of position, and
 // what a block holds beyond page_len never matters, NaN included. Scores and softmax in F32, online
 // over fixed tiles of the page table.
 struct PagedAttentionArgs {
@@ -179,11 +183,20 @@ class Ops {
   // y = (x - mean) * rsqrt(var + eps) * gamma + beta, population variance. Shapes as RmsNorm.
   virtual absl::Status LayerNorm(Stream&, TensorView x, TensorView gamma, TensorView beta,
                                  TensorView y, float eps) const = 0;
-  // out[m,:] = table[ids[index[m]],:]. table [V,N] F32 or BF16, ids [*] I32, index [M] I32, out
-  // [M,N] F32. An index < 0 leaves row m untouched. An id outside [0, V) gives a row of NaN (its
-  // request then fails by kInvalidSample; nothing else is disturbed).
+  // y = x * rsqrt(mean(x^2) + eps) * (1 + scale[row_group[m],:]) + shift[row_group[m],:] (adaptive
+  // RMSNorm). x [M,N] F32, scale and shift [G,N] F32, row_group [M] I32 in [0, G), y [M,N] T or
+  // F32.
+  virtual absl::Status AdaRmsNorm(Stream&, TensorView x, TensorView scale, TensorView shift,
+                                  TensorView row_group, TensorView y, float eps) const = 0;
+  // x[m,:] += gate[row_group[m],:] * y[m,:], product and sum each rounded to F32. x [M,N] F32, y
+  // [M,N] T or F32, gate [G,N] or [G,1] F32, row_group [M] I32 in [0, G).
+  virtual absl::Status AddGated(Stream&, TensorView y, TensorView gate, TensorView row_group,
+                                TensorView x) const = 0;
+  // out[m,:] = table[ids[index[m]],:] * scale. table [V,N] F32 or BF16, ids [*] I32, index [M] I32,
+  // out [M,N] F32. An index < 0 leaves row m untouched. An id outside [0, V) gives a row of NaN
+  // (its request then fails by kInvalidSample; nothing else is disturbed).
   virtual absl::Status Embed(Stream&, TensorView table, TensorView ids, TensorView index,
-                             TensorView out) const = 0;
+                             float scale, TensorView out) const = 0;
   // out[m,:] = in[index[m],:] for rank-2 F32; an index < 0 leaves row m untouched.
   virtual absl::Status GatherRows(Stream&, TensorView in, TensorView index,
                                   TensorView out) const = 0;
@@ -200,6 +213,14 @@ class Ops {
   virtual absl::Status TopTokens(Stream&, const TopTokensArgs&) const = 0;
   // Copies whole blocks of every layer. pairs [C, 2] I32: source block, destination block.
   virtual absl::Status CopyBlocks(Stream&, KvStorage&, TensorView pairs, int32_t count) const = 0;
+  // k[m,:] and v[m,:] = what one layer holds in slot slots[m] (block * block_tokens + offset).
+  // slots [M] I32; k and v [M, kv_heads * head_dim] of the storage's dtype or F32.
+  virtual absl::Status GatherKv(Stream&, const KvStorage&, uint32_t layer, TensorView slots,
+                                TensorView k, TensorView v) const = 0;
+  // The reverse: slot slots[m] of one layer takes k[m,:] and v[m,:], which are as they are cached
+  // (rotated already, or never).
+  virtual absl::Status ScatterKv(Stream&, KvStorage&, uint32_t layer, TensorView slots,
+                                 TensorView k, TensorView v) const = 0;
   // Reads one sequence's cache densely, for inspection: k and v [tokens, kv_heads * head_dim] F32,
   // in page order. The batch holds one sequence, and `tokens` is the sum of its page lengths.
   virtual absl::Status ReadKv(Stream&, const KvStorage&, uint32_t layer, const PagedBatch&,

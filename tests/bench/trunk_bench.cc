@@ -237,6 +237,7 @@ class Trunk {
     batch.page_len = add(pages, [&](int64_t i) { return std::min<int64_t>(16, tokens - 16 * i); });
     batch.page_pos = add(pages, [](int64_t i) { return 16 * i; });
     batch.row_pos = add(rows, [&](int64_t i) { return first + i; });
+    batch.row_limit = batch.row_pos;
     batch.row_slot = add(rows, [&](int64_t i) { return first + i; });
     last_row_ = add(int64_t{1}, [&](int64_t) { return rows - 1; });
     Put(*integers_, all);

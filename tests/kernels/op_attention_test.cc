@@ -91,9 +91,18 @@ std::string Describe(const HeadCase& c) {
 
 const std::vector<HeadCase>& HeadCases() {
   static const std::vector<HeadCase> cases = {
-      {1, 1, 8, kF32},  {4, 4, 12, kF32},  {6, 2, 64, kF32},  {3, 1, 72, kF32},  {8, 4, 32, kF32},
-      {1, 1, 8, kBf16}, {4, 4, 12, kBf16}, {6, 2, 64, kBf16}, {3, 1, 72, kBf16}, {15, 5, 64, kBf16},
+      {1, 1, 8, kF32},   {4, 4, 12, kF32},  {6, 2, 64, kF32},   {3, 1, 72, kF32},
+      {8, 4, 32, kF32},  {2, 1, 16, kF32},  {1, 1, 8, kBf16},   {4, 4, 12, kBf16},
+      {6, 2, 64, kBf16}, {3, 1, 72, kBf16}, {15, 5, 64, kBf16}, {2, 1, 16, kBf16},
   };
+  return cases;
+}
+
+// And heads as wide as Gemma's, for tests that take few tokens.
+std::vector<HeadCase> HeadCasesAndWide() {
+  std::vector<HeadCase> cases = HeadCases();
+  cases.push_back({8, 1, 256, kF32});
+  cases.push_back({8, 1, 256, kBf16});
   return cases;
 }
 
@@ -240,8 +249,7 @@ void CheckAttention(const HeadCase& c, const Chunk& chunk, const HostTensor& kv,
   for (int32_t row = 0; row < chunk.end - chunk.begin; ++row) {
     std::vector<int64_t> visible;
     for (int32_t t = 0; t < chunk.end; ++t) {
-      if (chunk.sequence->Position(t) <= chunk.sequence->Position(chunk.begin + row))
-        visible.push_back(t);
+      if (chunk.sequence->Position(t) <= chunk.Limit(chunk.begin + row)) visible.push_back(t);
     }
     for (uint32_t head = 0; head < c.q_heads; ++head) {
       const int64_t first = head / (c.q_heads / c.kv_heads) * dim;
@@ -330,6 +338,59 @@ TEST_P(PagedAttentionTest, MatchesTheOracle) {
         }
       }
     }
+  }
+}
+
+// Rows that see more than themselves, and rows that see less.
+TEST_P(PagedAttentionTest, RowsSeeUpToTheirLimit) {
+  for (const HeadCase& c : HeadCasesAndWide()) {
+    SCOPED_TRACE(Describe(c));
+    constexpr int32_t kTokens = 61;
+    constexpr int32_t kPrefix = 42;  // ends in the middle of a page
+    Rig rig(GetParam());
+    Cache cache(rig, c);
+    BlockShuffle blocks(kBlocks, 7);
+    PagedSequence sequence = blocks.Sequence(PageLengths()[1]);
+    const KvRows kv = MakeKv(c, kTokens, 1);
+    cache.Write(kLayer, {&sequence, 0, kTokens}, kv);
+    const HostTensor q = Random(c.dtype, {kTokens, c.q_width()}, 99);
+    const auto chunk = [&](int32_t begin, int32_t end, const auto& limit) {
+      Chunk out{&sequence, begin, end};
+      for (int32_t row = begin; row < end; ++row) out.limits.push_back(limit(row));
+      return out;
+    };
+    const auto whole = [](int32_t) { return kTokens - 1; };
+    const auto prefix = [](int32_t) { return kPrefix - 1; };
+    const auto prefix_lm = [](int32_t row) { return std::max(row, kPrefix - 1); };
+    const auto state_first = [](int32_t row) { return row == kPrefix ? kPrefix : kTokens - 1; };
+    const std::vector<Chunk> chunks = {
+        chunk(0, kTokens, whole),         // one bidirectional group
+        chunk(0, kTokens, prefix_lm),     // a group, then causal rows
+        chunk(kPrefix, kTokens, prefix),  // rows that read the prefix alone, before later pages
+        chunk(kPrefix, kTokens, state_first),
+        chunk(kTokens - 1, kTokens, [](int32_t) { return 0; }),
+    };
+    for (const Chunk& part : chunks) {
+      SCOPED_TRACE(testing::Message() << "rows " << part.begin << " to " << part.end);
+      const HostTensor rows = q.Rows(part.begin, part.end);
+      const HostTensor out = Attend(rig, c, cache.storage(), {part}, rows, kStrided);
+      CheckAttention(c, part, kv.kv, rows, out);
+      // Each row alone, and on several threads, has the same bits.
+      const Chunk last{&sequence, part.end - 1, part.end, {part.limits.back()}};
+      EXPECT_TRUE(SameBits(Attend(rig, c, cache.storage(), {last}, q.Rows(last.begin, last.end)),
+                           out.Rows(out.dims[0] - 1, out.dims[0])));
+    }
+    // Later pages leave the bits of a row that only reads the prefix alone.
+    PagedSequence shorter = sequence;
+    shorter.pages.resize(4);
+    ASSERT_EQ(shorter.tokens(), kPrefix);
+    const HostTensor one = q.Rows(kPrefix - 1, kPrefix);
+    EXPECT_TRUE(
+        SameBits(Attend(rig, c, cache.storage(), {chunk(kPrefix - 1, kPrefix, prefix)}, one),
+                 Attend(rig, c, cache.storage(), {{&shorter, kPrefix - 1, kPrefix}}, one)));
+    const Chunk among{&sequence, kTokens - 1, kTokens, {kPrefix - 1}};
+    EXPECT_TRUE(SameBits(Attend(rig, c, cache.storage(), {among}, one),
+                         Attend(rig, c, cache.storage(), {{&shorter, kPrefix - 1, kPrefix}}, one)));
   }
 }
 
@@ -648,6 +709,47 @@ TEST_P(QkvRopeAppendTest, ChunkingBatchingPlaceAndThreadsDoNotChangeBits) {
   }
 }
 
+TEST_P(QkvRopeAppendTest, WithoutACacheProjectsQAlone) {
+  for (const HeadCase& c : HeadCasesAndWide()) {
+    SCOPED_TRACE(Describe(c));
+    const int64_t hidden = 36;
+    const auto parts = QkvWeights(c, hidden);
+    const HostTensor x = Random(c.dtype, {61, hidden}, 20);
+    Rig rig(GetParam());
+    Cache cache(rig, c);
+    BlockShuffle blocks(kBlocks, 5);
+    const PagedSequence sequence = blocks.Sequence(PageLengths()[1]);
+    const auto all = rig.Pack(parts, c.dtype);
+    const QkvRun fused = Project(rig, c, cache, *all, {{&sequence, 0, 61}}, x);
+    const HostTensor before = cache.Read(kLayer, sequence, 61);
+    const auto weight = rig.Pack({parts[0]}, c.dtype);
+    const DeviceTensor& q = rig.Out(c.dtype, {61, c.q_width()}, kStrided);
+    QkvRopeAppendArgs args;
+    args.weight = weight.get();
+    args.x = rig.In(x, kStrided);
+    args.q = q;
+    args.q_heads = c.q_heads;
+    args.batch.num_rows = 61;
+    std::vector<int64_t> positions(61);
+    std::iota(positions.begin(), positions.end(), 0);
+    args.batch.row_pos = rig.In(Ints(positions));
+    Must(rig.ops().QkvRopeAppend(rig.stream(), args));
+    EXPECT_TRUE(SameBits(rig.Read(q), fused.q));
+    EXPECT_TRUE(SameBits(cache.Read(kLayer, sequence, 61), before));
+    const auto refused = [&](auto change) {
+      QkvRopeAppendArgs bad = args;
+      change(bad);
+      return rig.ops().QkvRopeAppend(rig.stream(), bad).code() ==
+             absl::StatusCode::kInvalidArgument;
+    };
+    EXPECT_TRUE(refused([](auto& a) { a.q_heads = 0; }));
+    EXPECT_TRUE(refused([&](auto& a) { a.q_heads = static_cast<uint32_t>(c.q_width()); }));
+    EXPECT_TRUE(refused([](auto& a) { a.batch.row_pos = {}; }));
+    EXPECT_TRUE(refused([](auto& a) { a.batch.num_rows = 60; }));
+    Must(rig.stream().Synchronize());
+  }
+}
+
 TEST_P(QkvRopeAppendTest, WritesOnlyItsOwnSlots) {
   for (const HeadCase& c : HeadCases()) {
     SCOPED_TRACE(Describe(c));
@@ -801,6 +903,123 @@ TEST_P(KvBlocksTest, CopiesWholeBlocksOfEveryLayer) {
               absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(rig.ops().CopyBlocks(rig.stream(), cache.storage(), rig.In(pairs), 0).ok());
     Must(rig.stream().Synchronize());
+  }
+}
+
+// Slots of a sequence in some order, one token after another.
+std::vector<int64_t> SlotsOf(const PagedSequence& sequence, const std::vector<int32_t>& tokens) {
+  std::vector<int64_t> slots;
+  for (const int32_t token : tokens) slots.push_back(sequence.Slot(token));
+  return slots;
+}
+
+TEST_P(KvBlocksTest, GathersAndScattersSlots) {
+  for (const HeadCase& c : HeadCasesAndWide()) {
+    for (const DType dtype : {c.dtype, kF32}) {
+      SCOPED_TRACE(Describe(c) + ", rows of " + std::string(DTypeName(dtype)));
+      const std::vector<int32_t> tokens = {41, 0, 17, 16, 1, 33, 2, 15};
+      const auto count = static_cast<int64_t>(tokens.size());
+      const int64_t width = c.kv_width();
+      Rig rig(GetParam(), 2);
+      Cache cache(rig, c);
+      BlockShuffle blocks(kBlocks, 5);
+      const PagedSequence source = blocks.Sequence({1, 16, 16, 9});
+      const PagedSequence target = blocks.Sequence({16, 16, 16});
+      const KvRows kv = MakeKv(c, 42, 1);
+      const KvRows target_kv = MakeKv(c, 48, 2);
+      cache.Write(kLayer, {&source, 0, 42}, kv);
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        cache.Write(layer, {&target, 0, 48}, target_kv);
+      }
+      const DeviceTensor& k = rig.Out(dtype, {count, width}, kStrided);
+      const DeviceTensor& v = rig.Out(dtype, {count, width});
+      Must(rig.ops().GatherKv(rig.stream(), cache.storage(), kLayer,
+                              rig.In(Ints(SlotsOf(source, tokens))), k, v));
+      const HostTensor keys = rig.Read(k);
+      const HostTensor values = rig.Read(v);
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t token = tokens[static_cast<size_t>(row)];
+        for (int64_t i = 0; i < width; ++i) {
+          ASSERT_EQ(keys.at(row, i), kv.kv.at(token, i));
+          ASSERT_EQ(values.at(row, i), kv.kv.at(token, width + i));
+        }
+      }
+      // To other slots of the other layer: those alone change.
+      const std::vector<int32_t> to = {47, 3, 16, 17, 31, 0, 20, 19};
+      Must(rig.ops().ScatterKv(rig.stream(), cache.storage(), 1 - kLayer,
+                               rig.In(Ints(SlotsOf(target, to))), k, v));
+      HostTensor expected = target_kv.kv;
+      expected.dtype = kF32;
+      EXPECT_TRUE(SameBits(cache.Read(kLayer, target, 48), expected));
+      for (int64_t row = 0; row < count; ++row) {
+        for (int64_t i = 0; i < 2 * width; ++i) {
+          expected.at(to[static_cast<size_t>(row)], i) =
+              kv.kv.at(tokens[static_cast<size_t>(row)], i);
+        }
+      }
+      EXPECT_TRUE(SameBits(cache.Read(1 - kLayer, target, 48), expected));
+    }
+  }
+}
+
+TEST_P(KvBlocksTest, ScatteredRowsAreRoundedAndAttendedLikeAppendedOnes) {
+  const HeadCase c{15, 5, 64, kBf16};
+  Rig rig(GetParam());
+  Cache cache(rig, c);
+  BlockShuffle blocks(kBlocks, 5);
+  const PagedSequence sequence = blocks.Sequence({1, 16, 5});
+  const int64_t width = c.kv_width();
+  const HostTensor k = Random(kF32, {22, width}, 1);
+  const HostTensor v = Random(kF32, {22, width}, 2);
+  std::vector<int32_t> tokens(22);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  Must(rig.ops().ScatterKv(rig.stream(), cache.storage(), kLayer,
+                           rig.In(Ints(SlotsOf(sequence, tokens))), rig.In(k), rig.In(v)));
+  HostTensor kv{kF32, {22, 2 * width}, {}};
+  for (int64_t row = 0; row < 22; ++row) {
+    for (const HostTensor* part : {&k, &v}) {
+      for (int64_t i = 0; i < width; ++i) kv.values.push_back(RoundTo(kBf16, part->at(row, i)));
+    }
+  }
+  EXPECT_TRUE(SameBits(cache.Read(kLayer, sequence, 22), kv));
+  const Chunk chunk{&sequence, 0, 22};
+  const HostTensor q = Random(c.dtype, {22, c.q_width()}, 3);
+  CheckAttention(c, chunk, kv, q, Attend(rig, c, cache.storage(), {chunk}, q));
+}
+
+TEST_P(KvBlocksTest, SlotsAreChecked) {
+  const HeadCase c{4, 2, 8, kBf16};
+  Rig rig(GetParam());
+  Cache cache(rig, c);
+  const TensorView slots = rig.In(Ints({0, 1}));
+  const TensorView k = rig.Out(kBf16, {2, c.kv_width()});
+  const TensorView v = rig.Out(kBf16, {2, c.kv_width()});
+  const TensorView wide = rig.Out(kBf16, {2, c.kv_width() + 1});
+  const TensorView short_slots = rig.In(Ints({0}));
+  const auto refused = [&](uint32_t layer, const TensorView& at, const TensorView& key,
+                           const TensorView& value) {
+    const auto code = absl::StatusCode::kInvalidArgument;
+    return rig.ops().GatherKv(rig.stream(), cache.storage(), layer, at, key, value).code() ==
+               code &&
+           rig.ops().ScatterKv(rig.stream(), cache.storage(), layer, at, key, value).code() == code;
+  };
+  EXPECT_TRUE(refused(kLayers, slots, k, v));
+  EXPECT_TRUE(refused(0, short_slots, k, v));
+  EXPECT_TRUE(refused(0, k, k, v));
+  EXPECT_TRUE(refused(0, slots, wide, v));
+  EXPECT_TRUE(refused(0, slots, k, wide));
+  EXPECT_TRUE(refused(0, slots, k, v.Rows(0, 1)));
+  EXPECT_TRUE(refused(0, slots, rig.Out(DType::kI32, {2, c.kv_width()}), v));
+  Must(rig.stream().Synchronize());
+  for (const int64_t slot : {int64_t{-1}, int64_t{kBlocks} * PagedSequence::kBlockTokens}) {
+    for (const bool gather : {false, true}) {
+      const auto stream = Must(rig.backend().NewStream());
+      const TensorView at = rig.In(Ints({0, slot}));
+      Must(rig.stream().Synchronize());
+      Must(gather ? rig.ops().GatherKv(*stream, cache.storage(), 0, at, k, v)
+                  : rig.ops().ScatterKv(*stream, cache.storage(), 0, at, k, v));
+      EXPECT_EQ(stream->Synchronize().code(), absl::StatusCode::kInternal);
+    }
   }
 }
 

@@ -415,6 +415,11 @@ struct Chunk {
   const PagedSequence* sequence = nullptr;
   int32_t begin = 0;
   int32_t end = 0;
+  std::vector<int32_t> limits{};  // the last position that each row sees; empty: its own
+
+  int32_t Limit(int32_t row) const {
+    return limits.empty() ? sequence->Position(row) : limits.at(static_cast<size_t>(row - begin));
+  }
 };
 
 // `rope`: false gives every row position 0, where RoPE is the identity.
@@ -425,6 +430,7 @@ inline PagedBatch MakeBatch(Rig& rig, const std::vector<Chunk>& chunks, bool rop
   std::vector<int64_t> page_len;
   std::vector<int64_t> page_pos;
   std::vector<int64_t> row_pos;
+  std::vector<int64_t> row_limit;
   std::vector<int64_t> row_slot;
   PagedBatch batch;
   for (const Chunk& chunk : chunks) {
@@ -438,6 +444,7 @@ inline PagedBatch MakeBatch(Rig& rig, const std::vector<Chunk>& chunks, bool rop
     }
     for (int32_t row = chunk.begin; row < chunk.end; ++row) {
       row_pos.push_back(rope ? chunk.sequence->Position(row) : 0);
+      row_limit.push_back(chunk.Limit(row));
       row_slot.push_back(chunk.sequence->Slot(row));
     }
     const auto count = static_cast<int64_t>(pages.size());
@@ -454,6 +461,7 @@ inline PagedBatch MakeBatch(Rig& rig, const std::vector<Chunk>& chunks, bool rop
   batch.page_len = rig.In(Ints(page_len));
   batch.page_pos = rig.In(Ints(page_pos));
   batch.row_pos = rig.In(Ints(row_pos));
+  batch.row_limit = rig.In(Ints(row_limit));
   batch.row_slot = rig.In(Ints(row_slot));
   return batch;
 }

@@ -261,6 +261,61 @@ TEST_P(LinearTest, ANanRowStaysAlone) {
   }
 }
 
+// The heads of a BF16 model stay F32, and read and write columns of wider tensors.
+TEST_P(LinearTest, PrecisionsTakeTurnsAndViewsMayBeColumns) {
+  const int64_t rows = 51;
+  const HostTensor x = Random(kF32, {rows, 70}, 1);
+  const HostTensor first = Random(kF32, {48, 32}, 2, 0.2);
+  const HostTensor second = Random(kF32, {19, 48}, 3, 0.2);
+  Rig rig(GetParam(), 2);
+  const DeviceTensor& wide = rig.InOut(Random(kF32, {rows, 101}, 4), kStrided);
+  const DeviceTensor& out = rig.InOut(Random(kF32, {rows, 40}, 5));
+  const HostTensor before = rig.Read(wide);
+  const HostTensor out_before = rig.Read(out);
+  const auto narrow_weight = rig.Pack({first}, kBf16);
+  const auto weight = rig.Pack({first}, kF32);
+  const auto head = rig.Pack({second}, kBf16);
+  const TensorView in = TensorView(rig.In(x, kStrided)).Columns(5, 37);
+  const auto run = [&](const PackedWeight& w, const TensorView& from, const TensorView& to) {
+    LinearArgs args;
+    args.weight = &w;
+    args.x = from;
+    args.y = to;
+    Must(rig.ops().Linear(rig.stream(), args));
+  };
+  run(*narrow_weight, in, wide.view().Columns(1, 49));
+  run(*weight, in, wide.view().Columns(50, 98));
+  run(*head, wide.view().Columns(50, 98), out.view().Columns(20, 39));
+  const HostTensor got = rig.Read(wide);
+  const HostTensor last = rig.Read(out);
+  const auto check = [&](const HostTensor& w, DType compute, const auto& input, double value,
+                         int64_t n) {
+    double sum = 0;
+    double magnitude = 0;
+    for (int64_t k = 0; k < w.dims[1]; ++k) {
+      const double product = RoundTo(compute, input(k)) * RoundTo(compute, w.at(n, k));
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    EXPECT_TRUE(Near(value, sum, SumTolerance(w.dims[1], magnitude), kF32));
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto from_x = [&](int64_t k) { return x.at(row, 5 + k); };
+    const auto from_wide = [&](int64_t k) { return got.at(row, 50 + k); };
+    for (int64_t n = 0; n < 48; ++n) {
+      check(first, kBf16, from_x, got.at(row, 1 + n), n);
+      check(first, kF32, from_x, got.at(row, 50 + n), n);
+    }
+    for (int64_t n = 0; n < 19; ++n) check(second, kBf16, from_wide, last.at(row, 20 + n), n);
+    for (const int64_t column : {0, 49, 98, 100}) {
+      EXPECT_EQ(got.at(row, column), before.at(row, column));
+    }
+    for (const int64_t column : {0, 19, 39}) {
+      EXPECT_EQ(last.at(row, column), out_before.at(row, column));
+    }
+  }
+}
+
 TEST_P(LinearTest, NoRowsIsNoWork) {
   Rig rig(GetParam());
   const LinearCase c{.n = 5, .k = 3, .compute = kF32};

@@ -163,7 +163,8 @@ TEST_P(NormTest, RefusesWhatDoesNotFit) {
 class RowsTest : public testing::TestWithParam<BackendFactory> {};
 
 TEST_P(RowsTest, EmbedLooksUpThroughTheIndex) {
-  for (DType dtype : {kF32, kBf16}) {
+  for (const auto& [dtype, scale] : std::vector<std::pair<DType, float>>{
+           {kF32, 1.0f}, {kBf16, 1.0f}, {kF32, 30.983866f}, {kBf16, 45.254834f}}) {
     for (int64_t width : {1, 5, 36, 134}) {
       Rig rig(GetParam());
       const HostTensor table = Random(dtype, {11, width}, 1);
@@ -171,7 +172,7 @@ TEST_P(RowsTest, EmbedLooksUpThroughTheIndex) {
       const std::vector<int64_t> index = {6, 0, 1, 2, 3, 4, 5, 1};
       const DeviceTensor& out = rig.Out(kF32, {8, width}, kStrided);
       Must(rig.ops().Embed(rig.stream(), rig.In(table), rig.In(Ints(ids)), rig.In(Ints(index)),
-                           out));
+                           scale, out));
       const HostTensor got = rig.Read(out);
       for (int64_t row = 0; row < 8; ++row) {
         const int64_t id = ids[static_cast<size_t>(index[static_cast<size_t>(row)])];
@@ -179,7 +180,7 @@ TEST_P(RowsTest, EmbedLooksUpThroughTheIndex) {
           if (id < 0 || id >= 11) {
             EXPECT_TRUE(std::isnan(got.at(row, i)));
           } else {
-            EXPECT_EQ(got.at(row, i), table.at(id, i));
+            EXPECT_EQ(got.at(row, i), RoundTo(kF32, table.at(id, i) * static_cast<double>(scale)));
           }
         }
       }
@@ -211,11 +212,13 @@ TEST_P(RowsTest, RefusesWhatDoesNotFit) {
   const TensorView table = rig.In(Random(kF32, {3, 4}, 1));
   const TensorView ids = rig.In(Ints({0, 1}));
   const TensorView out = rig.Out(kF32, {2, 4});
-  EXPECT_TRUE(Refused(ops.Embed(stream, ids, ids, ids, out)));
-  EXPECT_TRUE(Refused(ops.Embed(stream, table, table, ids, out)));
-  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, rig.In(Ints({0})), out)));
-  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, ids, rig.Out(kF32, {2, 5}))));
-  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, ids, rig.Out(kBf16, {2, 4}))));
+  EXPECT_TRUE(Refused(ops.Embed(stream, ids, ids, ids, 1.0f, out)));
+  EXPECT_TRUE(Refused(ops.Embed(stream, table, table, ids, 1.0f, out)));
+  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, rig.In(Ints({0})), 1.0f, out)));
+  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, ids, 1.0f, rig.Out(kF32, {2, 5}))));
+  EXPECT_TRUE(Refused(ops.Embed(stream, table, ids, ids, 1.0f, rig.Out(kBf16, {2, 4}))));
+  EXPECT_TRUE(
+      Refused(ops.Embed(stream, table, ids, ids, std::numeric_limits<float>::infinity(), out)));
   EXPECT_TRUE(Refused(ops.GatherRows(stream, table, rig.In(Ints({0})), out)));
   EXPECT_TRUE(Refused(ops.GatherRows(stream, table, ids, rig.Out(kF32, {2, 3}))));
   EXPECT_TRUE(Refused(ops.GatherRows(stream, rig.In(Random(kBf16, {3, 4}, 1)), ids, out)));

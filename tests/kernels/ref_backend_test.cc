@@ -328,6 +328,7 @@ TEST_P(RefMemoryTest, BadIndicesOnTheDeviceBecomeErrorsOfTheStream) {
     args.batch.page_len = put(c.page_len);
     args.batch.page_pos = put({0});
     args.batch.row_pos = put({0});
+    args.batch.row_limit = put({0});
     args.batch.row_slot = put({0});
     args.q = device->View(kF32, {1, 8}, 512);
     args.out = device->View(kF32, {1, 8}, 576);

@@ -263,7 +263,7 @@ class FakeModel final : public Model {
     ASSIGN_OR_RETURN(const TensorView q, ctx.arena.New(DType::kF32, {rows, kHeadDim}));
     ASSIGN_OR_RETURN(const TensorView attended, ctx.arena.New(DType::kF32, {rows, kHeadDim}));
     const TensorView table = embed_->View(DType::kF32, {kVocab, kHidden});
-    RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, x));
+    RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, 1.0F, x));
     RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, x));
     QkvRopeAppendArgs qkv;
     qkv.weight = qkv_.get();

@@ -161,9 +161,9 @@ inline void MaskValues(const TilePages& t, const int64_t* visible, int64_t v_dim
   }
 }
 
-// How many of a page's first lanes a row at `row_pos` sees.
-SACCADE_INLINE int64_t Visible(int64_t len, int64_t pos, int64_t row_pos) {
-  const int64_t seen = row_pos - pos + 1;
+// How many of a page's first lanes a row sees whose last position is `limit`.
+SACCADE_INLINE int64_t Visible(int64_t len, int64_t pos, int64_t limit) {
+  const int64_t seen = limit - pos + 1;
   const int64_t n = seen < len ? seen : len;
   return n < 0 ? 0 : n;
 }
@@ -234,7 +234,7 @@ struct AttentionBlock {
   float most[kBlockRows];
   float sum[kBlockRows];
   float alpha[kBlockRows];
-  int64_t pos[kBlockRows];
+  int64_t limit[kBlockRows];
 };
 
 template <class P>
@@ -245,7 +245,7 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
   for (int64_t r = 0; r < rows; ++r) {
     if (!all) {
       for (int64_t page = 0; page < kTilePages; ++page)
-        visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
+        visible[page] = Visible(t.len[page], t.pos[page], b.limit[r]);
     }
     SoftmaxRow<P>(b.s + r * kTileTokens, visible, all, scale, b.p + r * kTileTokens, b.most[r],
                   b.sum[r], b.alpha[r]);
@@ -259,7 +259,7 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
   for (int64_t r = 0; r < rows; ++r) {
     const unsigned char* pages[kTilePages];
     for (int64_t page = 0; page < kTilePages; ++page)
-      visible[page] = Visible(t.len[page], t.pos[page], b.pos[r]);
+      visible[page] = Visible(t.len[page], t.pos[page], b.limit[r]);
     MaskValues<P>(t, visible, kv.v_dim, b.masked, pages);
     TileProducts<P>::Values(b.p + r * kTileTokens, b.alpha + r, pages, kv, 1, b.partial,
                             b.o + r * kv.v_dim);
@@ -308,9 +308,9 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
       const auto* q =
           static_cast<const unsigned char*>(a.q) + (row * a.q_stride + column) * io_size;
       PackRow(kv.type, q, a.io_type, d, kv.k_dim, RowType<P>(), b.q + r * kv.k_dim);
-      b.pos[r] = a.row_pos != nullptr ? int64_t{a.row_pos[row]} : kEveryPosition;
-      least = b.pos[r] < least ? b.pos[r] : least;
-      greatest = b.pos[r] > greatest ? b.pos[r] : greatest;
+      b.limit[r] = a.row_limit != nullptr ? int64_t{a.row_limit[row]} : kEveryPosition;
+      least = b.limit[r] < least ? b.limit[r] : least;
+      greatest = b.limit[r] > greatest ? b.limit[r] : greatest;
       b.most[r] = -__builtin_inff();
       b.sum[r] = 0;
     }
@@ -395,6 +395,58 @@ inline void PackKv(const KvLayout& kv, int64_t kv_head, const void* k, const voi
       auto* to = reinterpret_cast<uint16_t*>(v_page) + t / 2 * kv.v_dim * 2 + t % 2;
       for (int64_t i = 0; i < kv.head_dim; ++i) to[2 * i] = value[i];
     }
+  }
+}
+
+// --- Single slots.
+
+inline void ReadSlot(const KvLayout& kv, int64_t slot, void* k, Type k_type, void* v, Type v_type) {
+  const unsigned char* block = kv.base + static_cast<size_t>(slot / kPageTokens) * kv.block_stride;
+  const int64_t at = slot % kPageTokens;
+  alignas(64) float key[kMaxHeadDim];
+  alignas(64) float value[kMaxHeadDim];
+  for (int64_t h = 0; h < kv.heads; ++h) {
+    const unsigned char* k_page = block + static_cast<size_t>(h) * kv.k_head_bytes;
+    const unsigned char* v_page = block + kv.v_offset + static_cast<size_t>(h) * kv.v_head_bytes;
+    if (kv.type == Type::kF32) {
+      const auto* keys = reinterpret_cast<const float*>(k_page) + at;
+      for (int64_t i = 0; i < kv.head_dim; ++i) key[i] = keys[i * kPageTokens];
+      __builtin_memcpy(value, reinterpret_cast<const float*>(v_page) + at * kv.v_dim,
+                       static_cast<size_t>(kv.head_dim) * sizeof(float));
+    } else {
+      const auto* keys = reinterpret_cast<const uint16_t*>(k_page) + at * 2;
+      const auto* values =
+          reinterpret_cast<const uint16_t*>(v_page) + at / 2 * kv.v_dim * 2 + at % 2;
+      for (int64_t i = 0; i < kv.head_dim; ++i) {
+        key[i] = Bf16Value(keys[i / 2 * kPageTokens * 2 + i % 2]);
+        value[i] = Bf16Value(values[2 * i]);
+      }
+    }
+    const int64_t column = h * kv.head_dim;
+    ConvertRow(key, static_cast<unsigned char*>(k) + column * (k_type == Type::kF32 ? 4 : 2),
+               k_type, kv.head_dim);
+    ConvertRow(value, static_cast<unsigned char*>(v) + column * (v_type == Type::kF32 ? 4 : 2),
+               v_type, kv.head_dim);
+  }
+}
+
+inline void WriteSlot(const KvLayout& kv, int64_t slot, const void* k, Type k_type, const void* v,
+                      Type v_type) {
+  unsigned char* block = kv.base + static_cast<size_t>(slot / kPageTokens) * kv.block_stride;
+  const int64_t at = slot % kPageTokens;
+  alignas(64) float wide[kMaxHeadDim];
+  for (int64_t h = 0; h < kv.heads; ++h) {
+    const int64_t column = h * kv.head_dim;
+    const auto widen = [&](const void* from, Type type) {
+      for (int64_t i = 0; i < kv.head_dim; i += Simd::kLanes) {
+        const Simd::M m = Simd::FirstLanes(kv.head_dim - i);
+        Simd::StoreN(wide + i, LoadAsN(from, type, column + i, m), m);
+      }
+    };
+    widen(k, k_type);
+    AppendKey(kv, block + static_cast<size_t>(h) * kv.k_head_bytes, at, wide);
+    widen(v, v_type);
+    AppendValue(kv, block + kv.v_offset + static_cast<size_t>(h) * kv.v_head_bytes, at, wide);
   }
 }
 

@@ -139,7 +139,7 @@ inline void StoreQkv(const QkvRope& e, int64_t row0, int64_t rows, int64_t n0, i
   alignas(64) float turned[kMaxHeadDim];
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t row = row0 + i;
-    const int64_t slot = e.row_slot[row];
+    const int64_t slot = e.row_slot != nullptr ? e.row_slot[row] : 0;
     unsigned char* block = kv.base + static_cast<size_t>(slot / kPageTokens) * kv.block_stride;
     for (int64_t at = 0; at + d <= columns && n0 + at < n; at += d) {
       const float* x = c + i * ldc + at;

@@ -89,6 +89,12 @@ SACCADE_INLINE V Activate(V x, Act act) {
   return x;
 }
 
+SACCADE_INLINE float Bf16Value(uint16_t narrow) {
+  const uint32_t bits = static_cast<uint32_t>(narrow) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 SACCADE_INLINE V LoadAs(const void* p, Type type, int64_t at) {
   return type == Type::kF32 ? Simd::Load(static_cast<const float*>(p) + at)
                             : Simd::LoadBf16(static_cast<const uint16_t*>(p) + at);

@@ -51,6 +51,41 @@ inline void LayerNorm(const float* x, const float* gamma, const float* beta, voi
   }
 }
 
+inline void AdaRmsNorm(const float* x, const float* scale, const float* shift, void* y, Type y_type,
+                       int64_t n, float eps) {
+  const float squares = SumOver(n, [&](V sum, int64_t i, Simd::M m) {
+    const V v = Simd::LoadN(x + i, m);
+    return Simd::Fma(v, v, sum);
+  });
+  const V factor = Simd::Set(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps));
+  const V one = Simd::Set(1.0f);
+  for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    const Simd::M m = Simd::FirstLanes(n - i);
+    const V v = Simd::Mul(Simd::LoadN(x + i, m), factor);
+    const V weight = Simd::Add(Simd::LoadN(scale + i, m), one);
+    StoreAsN(y, y_type, i, Simd::Add(Simd::Mul(v, weight), Simd::LoadN(shift + i, m)), m);
+  }
+}
+
+inline void AddGated(const void* y, Type y_type, const float* gate, bool one_gate, float* x,
+                     int64_t n) {
+  const V all = Simd::Set(one_gate ? gate[0] : 0.0f);
+  for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    const Simd::M m = Simd::FirstLanes(n - i);
+    const V factor = one_gate ? all : Simd::LoadN(gate + i, m);
+    const V product = Simd::Mul(LoadAsN(y, y_type, i, m), factor);
+    Simd::StoreN(x + i, Simd::Add(Simd::LoadN(x + i, m), product), m);
+  }
+}
+
+inline void Scaled(const void* x, Type x_type, float scale, float* y, int64_t n) {
+  const V factor = Simd::Set(scale);
+  for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    const Simd::M m = Simd::FirstLanes(n - i);
+    Simd::StoreN(y + i, Simd::Mul(LoadAsN(x, x_type, i, m), factor), m);
+  }
+}
+
 inline void ToBf16(const float* x, uint16_t* y, int64_t n) {
   int64_t i = 0;
   for (; i + Simd::kLanes <= n; i += Simd::kLanes) Simd::StoreBf16(y + i, Simd::Load(x + i));

@@ -48,6 +48,7 @@ void Check::Batch(const PagedBatch& batch) {
   Array(batch.page_len, "batch.page_len", DType::kI32, batch.num_pages);
   Array(batch.page_pos, "batch.page_pos", DType::kI32, batch.num_pages);
   Array(batch.row_pos, "batch.row_pos", DType::kI32, batch.num_rows);
+  Array(batch.row_limit, "batch.row_limit", DType::kI32, batch.num_rows);
   Array(batch.row_slot, "batch.row_slot", DType::kI32, batch.num_rows);
 }
 

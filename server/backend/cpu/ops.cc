@@ -161,7 +161,8 @@ absl::Status AttendPages(CpuStream& s, const PagedAttentionArgs& args, const Cpu
   auto& blocks = s.scratch().row_blocks;
   blocks.clear();
   for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
-    // Later rows see more: they are taken first, so that no thread starts the longest task last.
+    // Later rows see more where attention is causal: they are taken first, so that no thread starts
+    // the longest task last.
     const int32_t begin = row_begin[sequence];
     for (int32_t end = row_begin[sequence + 1]; end > begin; end -= block) {
       blocks.push_back({sequence, std::max(begin, end - block), end});
@@ -176,7 +177,7 @@ absl::Status AttendPages(CpuStream& s, const PagedAttentionArgs& args, const Cpu
   attention.q_heads = args.q_heads;
   attention.scale = args.scale;
   attention.kv = kv.Layer(args.layer);
-  attention.row_pos = batch.row_pos.As<const int32_t>();
+  attention.row_limit = batch.row_limit.As<const int32_t>();
   const auto heads = static_cast<int64_t>(kv.geometry().kv_heads);
   s.core().ParallelFor(static_cast<int64_t>(blocks.size()) * heads,
                        [&](int64_t task, void* scratch) {
@@ -247,6 +248,36 @@ absl::Status AttendDense(CpuStream& s, const DenseAttentionArgs& args) {
     s.kernels().attention(a, head, begin, std::min(group_rows, begin + kAttentionLines), scratch);
   });
   return absl::OkStatus();
+}
+
+// Calls move(kernels, layout, slot, key, its type, value, its type) for every row of k and v.
+template <class Move>
+absl::Status MoveSlots(Stream& stream, std::string_view op, const KvStorage& kv, uint32_t layer,
+                       const TensorView& slots, const TensorView& k, const TensorView& v,
+                       const Move& move) {
+  CpuStream* s = StreamOf(stream);
+  if (s == nullptr) return NotOurs(op, "stream");
+  const CpuKvStorage* storage = KvOf(&kv, *s);
+  if (storage == nullptr) return NotOurs(op, "kv");
+  Check check(op);
+  const KvGeometry& geometry = storage->geometry();
+  const int64_t rows = k.dims[0];
+  const int64_t width = int64_t{geometry.kv_heads} * geometry.head_dim;
+  check.Require(layer < geometry.layers, "layer");
+  check.Device(k, "k", {geometry.dtype, kF32}, {kAnyDim, width});
+  check.Device(v, "v", {geometry.dtype, kF32}, {rows, width});
+  check.Array(slots, "slots", kI32, rows);
+  if (!check.ok()) return check.status();
+  return s->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(
+        CheckIndices(slots, rows, 0, int64_t{storage->num_blocks()} * kPageTokens, "slots"));
+    const KvLayout layout = storage->Layer(layer);
+    ForRows(*s, rows, width, [&](int64_t row) {
+      move(s->kernels(), layout, slots.As<const int32_t>()[row], RowOf(k, row), TypeOf(k.dtype),
+           RowOf(v, row), TypeOf(v.dtype));
+    });
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
@@ -337,31 +368,37 @@ absl::Status CpuOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
   const CpuPackedWeight* weight = WeightOf(args.weight, *s);
   if (weight == nullptr) return NotOurs("QkvRopeAppend", "weight");
   const CpuKvStorage* kv = KvOf(args.kv, *s);
-  if (kv == nullptr) return NotOurs("QkvRopeAppend", "kv");
+  if (kv == nullptr && args.kv != nullptr) return NotOurs("QkvRopeAppend", "kv");
   Check check("QkvRopeAppend");
   const int64_t rows = args.batch.num_rows;
-  const int64_t head_dim = kv->geometry().head_dim;
+  const int64_t kv_heads = kv == nullptr ? 0 : kv->geometry().kv_heads;
+  const int64_t heads = int64_t{args.q_heads} + 2 * kv_heads;
+  const int64_t head_dim =
+      kv != nullptr ? kv->geometry().head_dim : weight->n() / std::max<int64_t>(1, heads);
   check.Require(!weight->gated(), "the weight was packed by PackGated");
-  check.Require(args.layer < kv->geometry().layers, "layer");
-  check.Require(head_dim % 2 == 0, "head_dim must be even");
-  check.Require(
-      weight->n() == (int64_t{args.q_heads} + 2 * int64_t{kv->geometry().kv_heads}) * head_dim,
-      "weight rows are not (q_heads + 2 * kv_heads) * head_dim");
+  check.Require(kv == nullptr || args.layer < kv->geometry().layers, "layer");
+  check.Require(args.q_heads > 0 && head_dim > 0 && head_dim <= kMaxHeadDim && head_dim % 2 == 0,
+                "head_dim must be even, and not too wide");
+  check.Require(weight->n() == heads * head_dim,
+                "weight rows are not (q_heads + 2 * kv_heads) * head_dim");
   check.Require(std::isfinite(args.rope_theta) && args.rope_theta > 0, "rope_theta");
   check.Device(args.x, "x", {weight->dtype()}, {rows, weight->k()});
   check.Device(args.q, "q", {weight->dtype()}, {rows, int64_t{args.q_heads} * head_dim});
-  check.Batch(args.batch);
+  check.Require(rows >= 0, "batch: negative count");
+  check.Array(args.batch.row_pos, "batch.row_pos", kI32, rows);
+  if (kv != nullptr) check.Array(args.batch.row_slot, "batch.row_slot", kI32, rows);
   if (!check.ok()) return check.status();
   if (rows == 0) return absl::OkStatus();
   return s->Run([&]() -> absl::Status {
-    const auto* slots = args.batch.row_slot.As<const int32_t>();
-    RETURN_IF_ERROR(CheckIndices(args.batch.row_slot, rows, 0,
-                                 int64_t{kv->num_blocks()} * kPageTokens, "batch.row_slot"));
+    if (kv != nullptr) {
+      RETURN_IF_ERROR(CheckIndices(args.batch.row_slot, rows, 0,
+                                   int64_t{kv->num_blocks()} * kPageTokens, "batch.row_slot"));
+    }
     auto& rope_rows = s->scratch().rope_rows;
     auto& spill = s->scratch().rope_spill;
     rope_rows.clear();
     spill.clear();
-    RopeTable& table = s->core().Rope(args.rope_theta, kv->geometry().head_dim);
+    RopeTable& table = s->core().Rope(args.rope_theta, static_cast<uint32_t>(head_dim));
     for (int64_t row = 0; row < rows; ++row) {
       rope_rows.push_back(table.Row(args.batch.row_pos.As<const int32_t>()[row], spill));
     }
@@ -376,8 +413,12 @@ absl::Status CpuOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
     rope.q_stride = args.q.strides[0];
     rope.q_type = TypeOf(args.q.dtype);
     rope.q_heads = args.q_heads;
-    rope.kv = kv->Layer(args.layer);
-    rope.row_slot = slots;
+    if (kv != nullptr) {
+      rope.kv = kv->Layer(args.layer);
+      rope.row_slot = args.batch.row_slot.As<const int32_t>();
+    } else {
+      rope.kv.head_dim = head_dim;
+    }
     rope.row_cos_sin = rope_rows.data();
     // Panels that hold whole heads stay together.
     const Kernels& kernels = s->kernels();
@@ -475,8 +516,58 @@ absl::Status CpuOps::LayerNorm(Stream& stream, TensorView x, TensorView gamma, T
   });
 }
 
+absl::Status CpuOps::AdaRmsNorm(Stream& stream, TensorView x, TensorView scale, TensorView shift,
+                                TensorView row_group, TensorView y, float eps) const {
+  CpuStream* s = StreamOf(stream);
+  if (s == nullptr) return NotOurs("AdaRmsNorm", "stream");
+  Check check("AdaRmsNorm");
+  const int64_t rows = x.dims[0];
+  check.Require(std::isfinite(eps) && eps >= 0, "eps");
+  check.Device(x, "x", {kF32}, {kAnyDim, kAnyDim});
+  check.Device(scale, "scale", {kF32}, {kAnyDim, x.dims[1]});
+  check.Device(shift, "shift", {kF32}, {scale.dims[0], x.dims[1]});
+  check.Device(y, "y", {kF32, kBf16}, {rows, x.dims[1]});
+  check.Array(row_group, "row_group", kI32, rows);
+  if (!check.ok()) return check.status();
+  return s->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckIndices(row_group, rows, 0, scale.dims[0], "AdaRmsNorm: row_group"));
+    ForRows(*s, rows, x.dims[1], [&](int64_t row) {
+      const int64_t group = row_group.As<const int32_t>()[row];
+      s->kernels().ada_rms_norm(reinterpret_cast<const float*>(RowOf(x, row)),
+                                reinterpret_cast<const float*>(RowOf(scale, group)),
+                                reinterpret_cast<const float*>(RowOf(shift, group)), RowOf(y, row),
+                                TypeOf(y.dtype), x.dims[1], eps);
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CpuOps::AddGated(Stream& stream, TensorView y, TensorView gate, TensorView row_group,
+                              TensorView x) const {
+  CpuStream* s = StreamOf(stream);
+  if (s == nullptr) return NotOurs("AddGated", "stream");
+  Check check("AddGated");
+  const int64_t rows = x.dims[0];
+  const bool one_gate = gate.dims[1] == 1;
+  check.Device(x, "x", {kF32}, {kAnyDim, kAnyDim});
+  check.Device(y, "y", {kF32, kBf16}, {rows, x.dims[1]});
+  check.Device(gate, "gate", {kF32}, {kAnyDim, one_gate ? 1 : x.dims[1]});
+  check.Array(row_group, "row_group", kI32, rows);
+  if (!check.ok()) return check.status();
+  return s->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckIndices(row_group, rows, 0, gate.dims[0], "AddGated: row_group"));
+    ForRows(*s, rows, x.dims[1], [&](int64_t row) {
+      const int64_t group = row_group.As<const int32_t>()[row];
+      s->kernels().add_gated(RowOf(y, row), TypeOf(y.dtype),
+                             reinterpret_cast<const float*>(RowOf(gate, group)), one_gate,
+                             reinterpret_cast<float*>(RowOf(x, row)), x.dims[1]);
+    });
+    return absl::OkStatus();
+  });
+}
+
 absl::Status CpuOps::Embed(Stream& stream, TensorView table, TensorView ids, TensorView index,
-                           TensorView out) const {
+                           float scale, TensorView out) const {
   CpuStream* s = StreamOf(stream);
   if (s == nullptr) return NotOurs("Embed", "stream");
   Check check("Embed");
@@ -485,6 +576,7 @@ absl::Status CpuOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
   check.Device(ids, "ids", {kI32}, {kAnyDim});
   check.Device(out, "out", {kF32}, {kAnyDim, table.dims[1]});
   check.Array(index, "index", kI32, rows);
+  check.Require(std::isfinite(scale), "scale");
   if (!check.ok()) return check.status();
   return s->Run([&]() -> absl::Status {
     RETURN_IF_ERROR(CheckIndices(index, rows, std::numeric_limits<int32_t>::min(), ids.dims[0],
@@ -497,7 +589,7 @@ absl::Status CpuOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
       if (id < 0 || id >= table.dims[0]) {
         std::fill_n(to, out.dims[1], std::numeric_limits<float>::quiet_NaN());
       } else {
-        ConvertRow(s->kernels(), RowOf(table, id), table.dtype, RowOf(out, row), kF32, out.dims[1]);
+        s->kernels().scaled(RowOf(table, id), TypeOf(table.dtype), scale, to, out.dims[1]);
       }
     });
     return absl::OkStatus();
@@ -702,33 +794,34 @@ absl::Status CpuOps::ReadKv(Stream& stream, const KvStorage& kv, uint32_t layer,
       return absl::InternalError(
           StrCat("ReadKv: ", tokens, " tokens do not fit ", k.DebugString()));
     }
-    const auto element = [&](const unsigned char* page, int64_t at) {
-      return layout.type == Type::kF32 ? reinterpret_cast<const float*>(page)[at]
-                                       : Bf16ToF32(reinterpret_cast<const uint16_t*>(page)[at]);
-    };
-    const int64_t pair = layout.type == Type::kF32 ? 1 : 2;
     int64_t row = 0;
     for (int32_t p = range[0]; p < range[1]; ++p) {
-      const unsigned char* block =
-          layout.base +
-          static_cast<size_t>(batch.pages.As<const int32_t>()[p]) * layout.block_stride;
+      const int64_t first = batch.pages.As<const int32_t>()[p] * kPageTokens;
       for (int64_t t = 0; t < lengths[p]; ++t, ++row) {
-        auto* key = reinterpret_cast<float*>(RowOf(k, row));
-        auto* value = reinterpret_cast<float*>(RowOf(v, row));
-        for (int64_t h = 0; h < heads; ++h) {
-          const unsigned char* k_page = block + static_cast<size_t>(h) * layout.k_head_bytes;
-          const unsigned char* v_page =
-              block + layout.v_offset + static_cast<size_t>(h) * layout.v_head_bytes;
-          for (int64_t i = 0; i < head_dim; ++i) {
-            key[h * head_dim + i] = element(k_page, (i / pair * kPageTokens + t) * pair + i % pair);
-            value[h * head_dim + i] =
-                element(v_page, (t / pair * layout.v_dim + i) * pair + t % pair);
-          }
-        }
+        s->kernels().read_slot(layout, first + t, RowOf(k, row), Type::kF32, RowOf(v, row),
+                               Type::kF32);
       }
     }
     return absl::OkStatus();
   });
+}
+
+absl::Status CpuOps::GatherKv(Stream& stream, const KvStorage& kv, uint32_t layer, TensorView slots,
+                              TensorView k, TensorView v) const {
+  return MoveSlots(stream, "GatherKv", kv, layer, slots, k, v,
+                   [](const Kernels& kernels, const KvLayout& layout, int64_t slot, std::byte* key,
+                      Type k_type, std::byte* value, Type v_type) {
+                     kernels.read_slot(layout, slot, key, k_type, value, v_type);
+                   });
+}
+
+absl::Status CpuOps::ScatterKv(Stream& stream, KvStorage& kv, uint32_t layer, TensorView slots,
+                               TensorView k, TensorView v) const {
+  return MoveSlots(stream, "ScatterKv", kv, layer, slots, k, v,
+                   [](const Kernels& kernels, const KvLayout& layout, int64_t slot, std::byte* key,
+                      Type k_type, std::byte* value, Type v_type) {
+                     kernels.write_slot(layout, slot, key, k_type, value, v_type);
+                   });
 }
 
 }  // namespace saccade::cpu

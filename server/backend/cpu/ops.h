@@ -14,8 +14,12 @@ class CpuOps final : public Ops {
                        float eps) const override;
   absl::Status LayerNorm(Stream& stream, TensorView x, TensorView gamma, TensorView beta,
                          TensorView y, float eps) const override;
+  absl::Status AdaRmsNorm(Stream& stream, TensorView x, TensorView scale, TensorView shift,
+                          TensorView row_group, TensorView y, float eps) const override;
+  absl::Status AddGated(Stream& stream, TensorView y, TensorView gate, TensorView row_group,
+                        TensorView x) const override;
   absl::Status Embed(Stream& stream, TensorView table, TensorView ids, TensorView index,
-                     TensorView out) const override;
+                     float scale, TensorView out) const override;
   absl::Status GatherRows(Stream& stream, TensorView in, TensorView index,
                           TensorView out) const override;
   absl::Status Patchify(Stream& stream, TensorView rgb, uint32_t patch_size,
@@ -28,6 +32,10 @@ class CpuOps final : public Ops {
                           int32_t count) const override;
   absl::Status ReadKv(Stream& stream, const KvStorage& kv, uint32_t layer, const PagedBatch& batch,
                       TensorView k, TensorView v) const override;
+  absl::Status GatherKv(Stream& stream, const KvStorage& kv, uint32_t layer, TensorView slots,
+                        TensorView k, TensorView v) const override;
+  absl::Status ScatterKv(Stream& stream, KvStorage& kv, uint32_t layer, TensorView slots,
+                         TensorView k, TensorView v) const override;
 };
 
 }  // namespace saccade::cpu

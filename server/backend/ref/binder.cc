@@ -104,6 +104,7 @@ PagedBatch Binder::Batch(const PagedBatch& batch) {
   bound.page_len = Array(batch.page_len, "batch.page_len", DType::kI32, batch.num_pages);
   bound.page_pos = Array(batch.page_pos, "batch.page_pos", DType::kI32, batch.num_pages);
   bound.row_pos = Array(batch.row_pos, "batch.row_pos", DType::kI32, batch.num_rows);
+  bound.row_limit = Array(batch.row_limit, "batch.row_limit", DType::kI32, batch.num_rows);
   bound.row_slot = Array(batch.row_slot, "batch.row_slot", DType::kI32, batch.num_rows);
   return bound;
 }

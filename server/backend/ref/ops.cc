@@ -108,6 +108,16 @@ void MatMul(const WeightData& weight, const TensorView& x, const Row& row) {
   }
 }
 
+// 1 / sqrt(mean of squares + eps) of a row of F32.
+double InverseRms(const std::byte* row, int64_t width, float eps) {
+  double squares = 0;
+  for (int64_t i = 0; i < width; ++i) {
+    const double value = LoadElement(row, kF32, i);
+    squares += value * value;
+  }
+  return 1.0 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(eps));
+}
+
 float Activate(Activation activation, float x) {
   const double v = x;
   switch (activation) {
@@ -266,8 +276,8 @@ absl::Status RunPagedAttention(const PagedAttentionArgs& args, const KvData& kv)
         }
       }
       for (int32_t row = I32At(batch.row_begin, s); row < row_end; ++row) {
-        const int32_t position = I32At(batch.row_pos, row);
-        const auto visible = [&](size_t t) { return tokens[t].position <= position; };
+        const int32_t limit = I32At(batch.row_limit, row);
+        const auto visible = [&](size_t t) { return tokens[t].position <= limit; };
         for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
           for (int64_t d = 0; d < dim; ++d) {
             q[static_cast<size_t>(d)] =
@@ -320,27 +330,51 @@ void RunDenseAttention(const DenseAttentionArgs& args) {
   }
 }
 
+// ---- slots
+// ----------------------------------------------------------------------------------------------
+
+// Fails when an index array holds a value outside [lowest, limit).
+absl::Status CheckIndices(const TensorView& index, int64_t count, int64_t lowest, int64_t limit,
+                          std::string_view name) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (I32At(index, i) < lowest || I32At(index, i) >= limit) {
+      return absl::InternalError(
+          StrCat(name, "[", i, "] = ", I32At(index, i), " outside [", lowest, ", ", limit, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSlots(const TensorView& slots, int64_t count, const KvData& kv,
+                        std::string_view name) {
+  return CheckIndices(slots, count, 0, int64_t{kv.num_blocks} * kv.geometry.block_tokens, name);
+}
+
+struct SlotBytes {
+  std::byte* key;
+  std::byte* value;
+};
+
+SlotBytes SlotOf(const KvData& kv, uint32_t layer, int32_t slot) {
+  const uint32_t block = static_cast<uint32_t>(slot) / kv.geometry.block_tokens;
+  const uint32_t offset = static_cast<uint32_t>(slot) % kv.geometry.block_tokens;
+  return {kv.key(layer, block, offset), kv.value(layer, block, offset)};
+}
+
 // ---- fused projection
 // ----------------------------------------------------------------------------------------------
 
-absl::Status RunQkvRopeAppend(const QkvRopeAppendArgs& args, const WeightData& weight,
-                              const KvData& kv) {
+// `kv`: nullopt projects q alone.
+absl::Status RunQkvRopeAppend(const QkvRopeAppendArgs& args, const WeightData& weight, int64_t dim,
+                              const std::optional<KvData>& kv) {
   const PagedBatch& batch = args.batch;
-  const int64_t slots = int64_t{kv.num_blocks} * kv.geometry.block_tokens;
-  for (int32_t row = 0; row < batch.num_rows; ++row) {
-    const int32_t slot = I32At(batch.row_slot, row);
-    if (slot < 0 || slot >= slots) {
-      return absl::InternalError(StrCat("batch.row_slot[", row, "] = ", slot, " of ", slots));
-    }
-  }
-  const int64_t dim = kv.geometry.head_dim;
+  if (kv) RETURN_IF_ERROR(CheckSlots(batch.row_slot, batch.num_rows, *kv, "batch.row_slot"));
   const int64_t half = dim / 2;
   const int64_t q_width = args.q_heads * dim;
-  const int64_t kv_width = kv.geometry.kv_heads * dim;
   std::vector<float> frequencies(static_cast<size_t>(half));
   for (int64_t i = 0; i < half; ++i) {
     frequencies[static_cast<size_t>(i)] =
-        RopeInverseFrequency(args.rope_theta, kv.geometry.head_dim, static_cast<uint32_t>(i));
+        RopeInverseFrequency(args.rope_theta, static_cast<uint32_t>(dim), static_cast<uint32_t>(i));
   }
   std::vector<RopeAngle> angles(static_cast<size_t>(half));
   // Rotates the heads of `from` and stores them.
@@ -361,27 +395,14 @@ absl::Status RunQkvRopeAppend(const QkvRopeAppendArgs& args, const WeightData& w
       angles[at] = RopeAngleAt(I32At(batch.row_pos, row), frequencies[at]);
     }
     rotate(products, q_width, RowOf(args.q, row), args.q.dtype);
-    const auto slot = static_cast<uint32_t>(I32At(batch.row_slot, row));
-    const uint32_t block = slot / kv.geometry.block_tokens;
-    const uint32_t offset = slot % kv.geometry.block_tokens;
-    rotate(products + q_width, kv_width, kv.key(args.layer, block, offset), kv.geometry.dtype);
+    if (!kv) return;
+    const int64_t kv_width = kv->geometry.kv_heads * dim;
+    const auto [key, value] = SlotOf(*kv, args.layer, I32At(batch.row_slot, row));
+    rotate(products + q_width, kv_width, key, kv->geometry.dtype);
     for (int64_t i = 0; i < kv_width; ++i) {
-      StoreElement(kv.value(args.layer, block, offset), kv.geometry.dtype, i,
-                   products[q_width + kv_width + i]);
+      StoreElement(value, kv->geometry.dtype, i, products[q_width + kv_width + i]);
     }
   });
-  return absl::OkStatus();
-}
-
-// Fails when an index array holds a value outside [lowest, limit).
-absl::Status CheckIndices(const TensorView& index, int64_t count, int64_t lowest, int64_t limit,
-                          std::string_view name) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (I32At(index, i) < lowest || I32At(index, i) >= limit) {
-      return absl::InternalError(
-          StrCat(name, "[", i, "] = ", I32At(index, i), " outside [", lowest, ", ", limit, ")"));
-    }
-  }
   return absl::OkStatus();
 }
 
@@ -393,6 +414,37 @@ const WeightData* WeightOf(const PackedWeight* weight) {
 const KvData* KvOf(const KvStorage* kv) {
   const auto* ours = dynamic_cast<const RefKvStorage*>(kv);
   return ours == nullptr ? nullptr : &ours->data();
+}
+
+// Calls move(slot, key, its dtype, value, its dtype, the cache's dtype, i) for every element i of
+// every row of k and v.
+template <class Move>
+absl::Status MoveSlots(Stream& stream, std::string_view op, const KvStorage& kv, uint32_t layer,
+                       const TensorView& slots, const TensorView& k, const TensorView& v,
+                       const Move& move) {
+  auto* queue = dynamic_cast<RefStream*>(&stream);
+  if (queue == nullptr) return NotOurs(op, "stream");
+  const KvData* data = KvOf(&kv);
+  if (data == nullptr) return NotOurs(op, "kv");
+  Binder bind(*queue, op);
+  const DType dtype = data->geometry.dtype;
+  const int64_t width = int64_t{data->geometry.kv_heads} * data->geometry.head_dim;
+  bind.Require(layer < data->geometry.layers, "layer");
+  const TensorView keys = bind.Device(k, "k", {dtype, kF32}, {kAnyDim, width});
+  const TensorView values = bind.Device(v, "v", {dtype, kF32}, {k.dims[0], width});
+  const TensorView at = bind.Array(slots, "slots", kI32, k.dims[0]);
+  bind.Use(data->memory);
+  return bind.Submit(
+      *queue, [keys, values, at, layer, width, dtype, move, cache = *data]() -> absl::Status {
+        RETURN_IF_ERROR(CheckSlots(at, keys.dims[0], cache, "slots"));
+        for (int64_t row = 0; row < keys.dims[0]; ++row) {
+          const SlotBytes slot = SlotOf(cache, layer, I32At(at, row));
+          for (int64_t i = 0; i < width; ++i) {
+            move(slot, RowOf(keys, row), keys.dtype, RowOf(values, row), values.dtype, dtype, i);
+          }
+        }
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace
@@ -459,23 +511,30 @@ absl::Status RefOps::QkvRopeAppend(Stream& stream, const QkvRopeAppendArgs& args
   const WeightData* weight = WeightOf(args.weight);
   if (weight == nullptr) return NotOurs("QkvRopeAppend", "weight");
   const KvData* kv = KvOf(args.kv);
-  if (kv == nullptr) return NotOurs("QkvRopeAppend", "kv");
+  if (kv == nullptr && args.kv != nullptr) return NotOurs("QkvRopeAppend", "kv");
   Binder bind(*queue, "QkvRopeAppend");
-  const int64_t dim = kv->geometry.head_dim;
+  const int64_t heads =
+      int64_t{args.q_heads} + (kv == nullptr ? 0 : 2 * int64_t{kv->geometry.kv_heads});
+  const int64_t dim =
+      kv != nullptr ? kv->geometry.head_dim : weight->n / std::max<int64_t>(1, heads);
   bind.Require(!weight->gated, "the weight was packed by PackGated");
-  bind.Require(args.layer < kv->geometry.layers, "layer");
-  bind.Require(dim % 2 == 0, "head_dim must be even");
-  bind.Require(weight->n == (int64_t{args.q_heads} + 2 * int64_t{kv->geometry.kv_heads}) * dim,
-               "weight rows are not (q_heads + 2 * kv_heads) * head_dim");
+  bind.Require(kv == nullptr || args.layer < kv->geometry.layers, "layer");
+  bind.Require(args.q_heads > 0 && dim > 0 && dim % 2 == 0, "head_dim must be even");
+  bind.Require(weight->n == heads * dim, "weight rows are not (q_heads + 2 * kv_heads) * head_dim");
   bind.Require(std::isfinite(args.rope_theta) && args.rope_theta > 0, "rope_theta");
   QkvRopeAppendArgs a = args;
   a.x = bind.Device(args.x, "x", {weight->dtype}, {args.batch.num_rows, weight->k});
   a.q = bind.Device(args.q, "q", {weight->dtype}, {args.batch.num_rows, args.q_heads * dim});
-  a.batch = bind.Batch(args.batch);
+  a.batch.row_pos = bind.Array(args.batch.row_pos, "batch.row_pos", kI32, args.batch.num_rows);
   bind.Use(weight->memory);
-  bind.Use(kv->memory);
+  std::optional<KvData> cache;
+  if (kv != nullptr) {
+    a.batch.row_slot = bind.Array(args.batch.row_slot, "batch.row_slot", kI32, args.batch.num_rows);
+    bind.Use(kv->memory);
+    cache = *kv;
+  }
   return bind.Submit(*queue,
-                     [a, w = *weight, cache = *kv] { return RunQkvRopeAppend(a, w, cache); });
+                     [a, w = *weight, dim, cache] { return RunQkvRopeAppend(a, w, dim, cache); });
 }
 
 absl::Status RefOps::PagedAttention(Stream& stream, const PagedAttentionArgs& args) const {
@@ -530,13 +589,7 @@ absl::Status RefOps::RmsNorm(Stream& stream, TensorView x, TensorView gamma, Ten
   return bind.Submit(*queue, [in, weight, out, eps] {
     for (int64_t row = 0; row < in.dims[0]; ++row) {
       const std::byte* from = RowOf(in, row);
-      double squares = 0;
-      for (int64_t i = 0; i < in.dims[1]; ++i) {
-        const double value = LoadElement(from, kF32, i);
-        squares += value * value;
-      }
-      const double factor =
-          1.0 / std::sqrt(squares / static_cast<double>(in.dims[1]) + static_cast<double>(eps));
+      const double factor = InverseRms(from, in.dims[1], eps);
       for (int64_t i = 0; i < in.dims[1]; ++i) {
         const double value = static_cast<double>(LoadElement(from, kF32, i)) * factor;
         StoreElement(RowOf(out, row), out.dtype, i,
@@ -583,8 +636,61 @@ absl::Status RefOps::LayerNorm(Stream& stream, TensorView x, TensorView gamma, T
   });
 }
 
+absl::Status RefOps::AdaRmsNorm(Stream& stream, TensorView x, TensorView scale, TensorView shift,
+                                TensorView row_group, TensorView y, float eps) const {
+  auto* queue = dynamic_cast<RefStream*>(&stream);
+  if (queue == nullptr) return NotOurs("AdaRmsNorm", "stream");
+  Binder bind(*queue, "AdaRmsNorm");
+  const int64_t width = x.dims[1];
+  bind.Require(std::isfinite(eps) && eps >= 0, "eps");
+  const TensorView in = bind.Device(x, "x", {kF32}, {kAnyDim, kAnyDim});
+  const TensorView scales = bind.Device(scale, "scale", {kF32}, {kAnyDim, width});
+  const TensorView shifts = bind.Device(shift, "shift", {kF32}, {scale.dims[0], width});
+  const TensorView groups = bind.Array(row_group, "row_group", kI32, x.dims[0]);
+  const TensorView out = bind.Device(y, "y", {kF32, kBf16}, {x.dims[0], width});
+  return bind.Submit(*queue, [in, scales, shifts, groups, out, eps]() -> absl::Status {
+    RETURN_IF_ERROR(CheckIndices(groups, in.dims[0], 0, scales.dims[0], "AdaRmsNorm: row_group"));
+    for (int64_t row = 0; row < in.dims[0]; ++row) {
+      const std::byte* from = RowOf(in, row);
+      const std::byte* factors = RowOf(scales, I32At(groups, row));
+      const std::byte* offsets = RowOf(shifts, I32At(groups, row));
+      const double factor = InverseRms(from, in.dims[1], eps);
+      for (int64_t i = 0; i < in.dims[1]; ++i) {
+        const double value = static_cast<double>(LoadElement(from, kF32, i)) * factor *
+                                 (1.0 + static_cast<double>(LoadElement(factors, kF32, i))) +
+                             static_cast<double>(LoadElement(offsets, kF32, i));
+        StoreElement(RowOf(out, row), out.dtype, i, static_cast<float>(value));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status RefOps::AddGated(Stream& stream, TensorView y, TensorView gate, TensorView row_group,
+                              TensorView x) const {
+  auto* queue = dynamic_cast<RefStream*>(&stream);
+  if (queue == nullptr) return NotOurs("AddGated", "stream");
+  Binder bind(*queue, "AddGated");
+  const bool one_gate = gate.dims[1] == 1;
+  const TensorView to = bind.Device(x, "x", {kF32}, {kAnyDim, kAnyDim});
+  const TensorView in = bind.Device(y, "y", {kF32, kBf16}, {x.dims[0], x.dims[1]});
+  const TensorView gates = bind.Device(gate, "gate", {kF32}, {kAnyDim, one_gate ? 1 : x.dims[1]});
+  const TensorView groups = bind.Array(row_group, "row_group", kI32, x.dims[0]);
+  return bind.Submit(*queue, [to, in, gates, groups, one_gate]() -> absl::Status {
+    RETURN_IF_ERROR(CheckIndices(groups, to.dims[0], 0, gates.dims[0], "AddGated: row_group"));
+    for (int64_t row = 0; row < to.dims[0]; ++row) {
+      for (int64_t i = 0; i < to.dims[1]; ++i) {
+        const float factor = LoadElement(RowOf(gates, I32At(groups, row)), kF32, one_gate ? 0 : i);
+        const float product = factor * LoadElement(RowOf(in, row), in.dtype, i);
+        StoreElement(RowOf(to, row), kF32, i, LoadElement(RowOf(to, row), kF32, i) + product);
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
 absl::Status RefOps::Embed(Stream& stream, TensorView table, TensorView ids, TensorView index,
-                           TensorView out) const {
+                           float scale, TensorView out) const {
   auto* queue = dynamic_cast<RefStream*>(&stream);
   if (queue == nullptr) return NotOurs("Embed", "stream");
   Binder bind(*queue, "Embed");
@@ -593,7 +699,8 @@ absl::Status RefOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
   const TensorView tokens = bind.Device(ids, "ids", {kI32}, {kAnyDim});
   const TensorView at = bind.Array(index, "index", kI32, rows);
   const TensorView to = bind.Device(out, "out", {kF32}, {rows, table.dims[1]});
-  return bind.Submit(*queue, [from, tokens, at, to]() -> absl::Status {
+  bind.Require(std::isfinite(scale), "scale");
+  return bind.Submit(*queue, [from, tokens, at, to, scale]() -> absl::Status {
     RETURN_IF_ERROR(CheckIndices(at, to.dims[0], std::numeric_limits<int32_t>::min(),
                                  tokens.dims[0], "Embed: index"));
     for (int64_t row = 0; row < to.dims[0]; ++row) {
@@ -601,7 +708,7 @@ absl::Status RefOps::Embed(Stream& stream, TensorView table, TensorView ids, Ten
       const int32_t id = I32At(tokens, I32At(at, row));
       const bool known = id >= 0 && id < from.dims[0];
       for (int64_t i = 0; i < to.dims[1]; ++i) {
-        const float value = known ? LoadElement(RowOf(from, id), from.dtype, i)
+        const float value = known ? LoadElement(RowOf(from, id), from.dtype, i) * scale
                                   : std::numeric_limits<float>::quiet_NaN();
         StoreElement(RowOf(to, row), kF32, i, value);
       }
@@ -795,6 +902,26 @@ absl::Status RefOps::ReadKv(Stream& stream, const KvStorage& kv, uint32_t layer,
     }
     return absl::OkStatus();
   });
+}
+
+absl::Status RefOps::GatherKv(Stream& stream, const KvStorage& kv, uint32_t layer, TensorView slots,
+                              TensorView k, TensorView v) const {
+  return MoveSlots(stream, "GatherKv", kv, layer, slots, k, v,
+                   [](const SlotBytes& slot, std::byte* key, DType k_dtype, std::byte* value,
+                      DType v_dtype, DType dtype, int64_t i) {
+                     StoreElement(key, k_dtype, i, LoadElement(slot.key, dtype, i));
+                     StoreElement(value, v_dtype, i, LoadElement(slot.value, dtype, i));
+                   });
+}
+
+absl::Status RefOps::ScatterKv(Stream& stream, KvStorage& kv, uint32_t layer, TensorView slots,
+                               TensorView k, TensorView v) const {
+  return MoveSlots(stream, "ScatterKv", kv, layer, slots, k, v,
+                   [](const SlotBytes& slot, std::byte* key, DType k_dtype, std::byte* value,
+                      DType v_dtype, DType dtype, int64_t i) {
+                     StoreElement(slot.key, dtype, i, LoadElement(key, k_dtype, i));
+                     StoreElement(slot.value, dtype, i, LoadElement(value, v_dtype, i));
+                   });
 }
 
 }  // namespace saccade::ref

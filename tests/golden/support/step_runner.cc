@@ -140,6 +140,7 @@ absl::Status StepRunner::PageTable(std::span<const Part> parts, PagedBatch& batc
   ASSIGN_OR_RETURN(batch.page_len, Put(page_len));
   ASSIGN_OR_RETURN(batch.page_pos, Put(page_pos));
   ASSIGN_OR_RETURN(batch.row_pos, Put(row_pos));
+  batch.row_limit = batch.row_pos;
   ASSIGN_OR_RETURN(batch.row_slot, Put(row_slot));
   return absl::OkStatus();
 }
