@@ -100,7 +100,7 @@ class FreeModel final : public Model {
                   {Modality::kVision, {}, 0},
                   {Modality::kText, {ids.begin(), ids.end()}, 0}};
   }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+  absl::StatusOr<ModelImage> Preprocess(uint32_t, ImageRows& rows) const override {
     return Resize(rows, kInput, kInput, ResizeFilter::kBicubic);
   }
   bool IsActionToken(int32_t) const override { return true; }

@@ -64,6 +64,25 @@ def resize():
     save_file(out, str(HERE / "preprocess.safetensors"))
 
 
+def resize_with_pad():
+    """Frames of lerobot and openpi policies: `NAME.in` to `NAME.out` [3, h, w] in [-1, 1]."""
+    out = {}
+    for model, cameras in (("smolvla", ("top", "wrist")), ("pi0", ("base", "wrist")), ("pi05", ("base", "wrist"))):
+        golden = load_file(str(GOLDEN / model / "golden.safetensors"))
+        for i, camera in enumerate(cameras):
+            out[f"{model}.{camera}.in"] = golden[f"image.{camera}_u8"]
+            out[f"{model}.{camera}.out"] = golden[f"pixels.{i}"][0]
+    crop = load_file(str(GOLDEN / "preproc/pad_crop.safetensors"))
+    for model, name in (("smolvla", "smolvla"), ("pi0", "openpi")):
+        out[f"{model}.odd.in"] = crop["in_u8"]
+        out[f"{model}.odd.out"] = crop[f"{name}_resize_with_pad_56x72"] * 2 - 1
+    # Aspect ignored, values in [0, 1] as float16; the inputs are in resize.safetensors.
+    for k, v in load_file(str(GOLDEN / "preproc/resize.safetensors")).items():
+        if k.endswith("noaa"):
+            out[k] = np.ascontiguousarray(v[:, ::4, ::4])
+    save_file(out, str(HERE / "resize_with_pad.safetensors"))
+
+
 # ------------------------------------------------------------------------------------------- images
 def png(samples, depth, color, interlace=False, chunks=()):
     """samples [h, w, channels] of integers below 2**depth."""
@@ -226,5 +245,6 @@ def tokenizers():
 
 if __name__ == "__main__":
     resize()
+    resize_with_pad()
     images()
     tokenizers()

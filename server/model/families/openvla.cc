@@ -58,7 +58,7 @@ class OpenVla final : public Model {
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(std::string_view instruction) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const override;
+  absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
   const Tokenizer* tokenizer() const override { return &prompt_->tokenizer(); }
   absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
                                          std::span<const uint32_t> cameras) const override;
@@ -203,7 +203,7 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
   return PromptOf(std::move(all), kField);
 }
 
-absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
+absl::StatusOr<ModelImage> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
   if (camera >= spec_.cameras.size()) {
     return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
                                          spec_.cameras.size(), " camera"));
