@@ -83,6 +83,29 @@ def resize_with_pad():
     save_file(out, str(HERE / "resize_with_pad.safetensors"))
 
 
+def adapters():
+    """What folders say about normalisation, without their weights, and what comes of it."""
+    out = {}
+    for model in ("smolvla", "pi0", "pi05", "pi0_fast"):
+        folder = HERE / "adapters" / model
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = GOLDEN / model / "checkpoint"
+        for file in ["config.json", *(p.name for p in checkpoint.glob("policy_*"))]:
+            (folder / file).write_bytes((checkpoint / file).read_bytes())
+        save_file({"none": np.zeros(1, np.float32)}, str(folder / "model.safetensors"))
+        golden = load_file(str(GOLDEN / model / "golden.safetensors"))
+        for name in ("state_raw", "state_normalized", "actions_normalized", "actions"):
+            if name in golden:
+                out[f"{model}.{name}"] = golden[name]
+    (HERE / "adapters/openvla_oft").mkdir(exist_ok=True)
+    statistics = "openvla_oft/checkpoint/dataset_statistics.json"
+    (HERE / "adapters/openvla_oft/dataset_statistics.json").write_bytes((GOLDEN / statistics).read_bytes())
+    golden = load_file(str(GOLDEN / "openvla_oft/golden.safetensors"))
+    for name in ("proprio_raw", "proprio_normalized", "normalized_actions", "actions"):
+        out[f"openvla_oft.{name}"] = golden[name]
+    save_file(out, str(HERE / "adapters/golden.safetensors"))
+
+
 # ------------------------------------------------------------------------------------------- images
 def png(samples, depth, color, interlace=False, chunks=()):
     """samples [h, w, channels] of integers below 2**depth."""
@@ -246,5 +269,6 @@ def tokenizers():
 if __name__ == "__main__":
     resize()
     resize_with_pad()
+    adapters()
     images()
     tokenizers()
