@@ -24,7 +24,7 @@ class TokenMatcher {
   Match LongestAt(std::string_view text, size_t position) const;
 
   // Calls on_text(piece) and on_token(id) in order of the text; pieces are never empty. With
-  // skip_special the matches of special tokens stay part of the text around them.
+  // skip_special the matches of special patterns stay part of the text around them.
   template <class OnText, class OnToken>
   void Split(std::string_view text, bool skip_special, OnText&& on_text, OnToken&& on_token) const {
     size_t begin = 0;
