@@ -17,8 +17,10 @@ class TokenMatcher {
     bool special = false;
   };
 
-  // Adding a pattern again replaces its id. Empty patterns are ignored.
-  void Add(std::string_view pattern, int32_t id, bool special);
+  // Adding a pattern again replaces its id. Empty patterns are ignored. false: there is no room;
+  // room is for half a million bytes that are not the beginning of another pattern, so that no file
+  // takes memory without bound.
+  bool Add(std::string_view pattern, int32_t id, bool special);
   bool empty() const { return nodes_.size() == 1; }
   // The longest pattern that begins at text[position].
   Match LongestAt(std::string_view text, size_t position) const;

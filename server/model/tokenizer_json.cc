@@ -158,11 +158,9 @@ absl::Status JsonTokenizer::ParseAddedToken(const JsonView& item) {
   }
   const bool guarded = special || IsNamed(text);
   vocabulary_.Mark(id, special, guarded);
-  if (normalized) {
-    normalized_added_.Add(normalizer_.Normalize(text), id, guarded);
-  } else {
-    raw_added_.Add(text, id, guarded);
-  }
+  const bool room = normalized ? normalized_added_.Add(normalizer_.Normalize(text), id, guarded)
+                               : raw_added_.Add(text, id, guarded);
+  if (!room) return item.Error("too much text of added tokens");
   return absl::OkStatus();
 }
 

@@ -26,18 +26,22 @@ absl::Status Normalizer::Add(const JsonView& view) {
     return absl::OkStatus();
   }
   Step step;
+  size_t growth = 3;  // of NFC
   if (type == "Prepend") {
     step.kind = Step::Kind::kPrepend;
     ASSIGN_OR_RETURN(step.to, view.String("prepend"));
+    growth = 1 + step.to.size();
   } else if (type == "Replace") {
     step.kind = Step::Kind::kReplace;
     ASSIGN_OR_RETURN(step.from, StringPattern(view));
     ASSIGN_OR_RETURN(step.to, view.String("content"));
+    growth = 1 + step.to.size() / step.from.size();
   } else if (type == "NFC") {
     step.kind = Step::Kind::kNfc;
   } else {
     return UnsupportedPart(view, StrCat("the normalizer ", type));
   }
+  RETURN_IF_ERROR(budget_.Add(view, growth));
   steps_.push_back(std::move(step));
   return absl::OkStatus();
 }

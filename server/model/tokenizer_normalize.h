@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "model/json_util.h"
+#include "model/tokenizer_parse.h"
 
 namespace saccade {
 
@@ -27,6 +28,7 @@ class Normalizer {
   absl::Status Add(const JsonView& view);
 
   std::vector<Step> steps_;
+  StepBudget budget_;
 };
 
 }  // namespace saccade

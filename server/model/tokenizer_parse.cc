@@ -3,6 +3,12 @@
 #include "base/strings.h"
 
 namespace saccade {
+namespace {
+
+constexpr size_t kMaxSteps = 16;
+constexpr size_t kMaxGrowth = 100;
+
+}  // namespace
 
 absl::Status UnsupportedPart(const JsonView& at, std::string_view what) {
   return absl::UnimplementedError(
@@ -27,6 +33,15 @@ std::string ReplaceAll(std::string_view text, std::string_view from, std::string
     out.append(to);
     begin = at + from.size();
   }
+}
+
+absl::Status StepBudget::Add(const JsonView& step, size_t growth) {
+  if (++steps_ > kMaxSteps) return step.Error(StrCat("more than ", kMaxSteps, " steps"));
+  if (growth > kMaxGrowth / growth_) {
+    return step.Error(StrCat("makes a text more than ", kMaxGrowth, " times as long"));
+  }
+  growth_ *= growth;
+  return absl::OkStatus();
 }
 
 }  // namespace saccade

@@ -98,7 +98,9 @@ absl::Status PreTokenizer::Add(const JsonView& view) {
     }
     return absl::OkStatus();
   }
+  size_t growth = 1;
   if (type == "Metaspace") {
+    growth = 8;  // a mark of up to four bytes for a space, and one in front
     ASSIGN_OR_RETURN(Step step, ParseMetaspace(view));
     steps_.push_back(std::move(step));
   } else if (type == "Split") {
@@ -109,6 +111,7 @@ absl::Status PreTokenizer::Add(const JsonView& view) {
     ASSIGN_OR_RETURN(step.individual, view.Bool("individual_digits", false));
     steps_.emplace_back(step);
   } else if (type == "ByteLevel") {
+    growth = 4;  // two for a byte, and a space in front
     ByteLevel step;
     ASSIGN_OR_RETURN(step.add_prefix_space, view.Bool("add_prefix_space", true));
     ASSIGN_OR_RETURN(step.use_regex, view.Bool("use_regex", true));
@@ -116,7 +119,7 @@ absl::Status PreTokenizer::Add(const JsonView& view) {
   } else {
     return UnsupportedPart(view, StrCat("the pre-tokenizer ", type));
   }
-  return absl::OkStatus();
+  return budget_.Add(view, growth);
 }
 
 absl::StatusOr<PreTokenizer::Step> PreTokenizer::ParseMetaspace(const JsonView& view) {

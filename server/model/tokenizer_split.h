@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "model/json_util.h"
+#include "model/tokenizer_parse.h"
 #include "model/tokenizer_regex.h"
 
 namespace saccade {
@@ -71,6 +72,7 @@ class PreTokenizer {
   static void Apply(const ByteLevel& step, TextPiece piece, std::vector<TextPiece>& out);
 
   std::vector<Step> steps_;
+  StepBudget budget_;
 };
 
 }  // namespace saccade

@@ -11,12 +11,13 @@
 
 #include "base/strings.h"
 #include "model/tokenizer_added.h"
+#include "model/tokenizer_vocab.h"
 
 namespace saccade {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\u2581";
-constexpr size_t kMaxPieces = 1 << 22;
+constexpr size_t kMaxPieces = kMaxTokenIds;
 constexpr size_t kMaxPieceBytes = 1024;
 constexpr size_t kMaxTextBytes = 16 << 20;
 
@@ -271,6 +272,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
                .bytes = true,
                .strip = add_dummy_prefix_ ? 1U : 0U};
   const size_t model_size = pieces_.size();
+  bool room = true;  // for patterns
   for (const auto& [text, id] : options.added_tokens) {
     if (text.empty() || text.size() > kMaxPieceBytes) {
       return absl::InvalidArgumentError("added_tokens.json: a token is empty or too long");
@@ -282,7 +284,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
                                                ", which is \"", piece.text, "\""));
     }
     if (piece.text.empty()) piece = {text, 0.0F, kControl};
-    special_.Add(text, id, /*special=*/true);
+    room = room && special_.Add(text, id, /*special=*/true);
   }
   constexpr std::string_view kHex = "0123456789ABCDEF";
   byte_ids_.fill(-1);
@@ -298,16 +300,16 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
       case kNormal:
         break;
       case kUserDefined:
-        user_defined_.Add(piece.text, id, IsNamed(piece.text));
+        room = room && user_defined_.Add(piece.text, id, IsNamed(piece.text));
         break;
       case kUnknown:
         if (has_unk) return Malformed("two unknown pieces");
         has_unk = true;
         unk_ = id;
-        special_.Add(piece.text, id, /*special=*/true);
+        room = room && special_.Add(piece.text, id, /*special=*/true);
         break;
       case kControl:
-        special_.Add(piece.text, id, /*special=*/true);
+        room = room && special_.Add(piece.text, id, /*special=*/true);
         break;
       case kByte: {
         const std::string& t = piece.text;
@@ -325,6 +327,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
     }
     if (i < model_size) max_piece_bytes_ = std::max(max_piece_bytes_, piece.text.size());
   }
+  if (!room) return Malformed("too much text of control, user-defined and added pieces");
   if (!has_unk) return Malformed("no unknown piece");
   if (byte_fallback_ && std::find(byte_ids_.begin(), byte_ids_.end(), -1) != byte_ids_.end()) {
     return Malformed("byte_fallback without all 256 byte pieces");
