@@ -108,6 +108,16 @@ def adapters():
     save_file(out, str(HERE / "adapters/golden.safetensors"))
 
 
+def fast_tokens():
+    """FAST: answers of the text model, their FAST ids and the actions they are. tokenizer.json is in tokenizers()."""
+    config = "pi0_fast/checkpoint/fast_tokenizer/processor_config.json"
+    (HERE / "tokenizers/fast/processor_config.json").write_bytes((GOLDEN / config).read_bytes())
+    golden = load_file(str(GOLDEN / "pi0_fast/golden.safetensors"))
+    keep = ("fast_ids", "sequence", "decoded", "chunk", "generated_ids", "actions_normalized")
+    out = {k: v for k, v in golden.items() if k.split(".")[-1] in keep}
+    save_file(out, str(HERE / "tokenizers/fast/golden.safetensors"))
+
+
 # ------------------------------------------------------------------------------------------- images
 def png(samples, depth, color, interlace=False, chunks=()):
     """samples [h, w, channels] of integers below 2**depth."""
@@ -330,5 +340,6 @@ if __name__ == "__main__":
     resize()
     resize_with_pad()
     adapters()
+    fast_tokens()
     images()
     tokenizers()
