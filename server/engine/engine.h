@@ -103,6 +103,7 @@ struct ActRequest {
   std::shared_ptr<const Timeline> timeline;
   std::string statistics_key;       // valid for the model; not used for text
   std::optional<TextRequest> text;  // absent: actions
+  bool prefix_only = false;         // asks for nothing but the K/V of its timeline
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;

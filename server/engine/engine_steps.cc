@@ -160,7 +160,7 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   absl::Status status = std::move(outcome.status);
   if (request.text) result.answers = std::exchange(outcome.answers, {});
   for (const Outcome::Answer& answer : outcome.answers) {
-    if (!status.ok()) break;
+    if (!status.ok() || request.prefix_only) break;
     const Model& family = *model.instances.front();
     absl::StatusOr<ActionChunk> chunk =
         family.spec().head.kind == HeadKind::kTokens

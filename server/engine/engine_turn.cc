@@ -164,7 +164,10 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     offered.arrival = request.arrival;
     offered.deadline = request.deadline;
     offered.timeline = request.timeline;
-    if (request.text) {
+    offered.samples = request.samples;
+    if (request.prefix_only) {
+      offered.kind = AnswerKind::kPrefix;
+    } else if (request.text) {
       offered.action_tokens = request.text->max_new_tokens;
       offered.top_p = request.text->top_p;
       offered.stop_tokens = request.text->stop_tokens;
@@ -172,7 +175,6 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     } else {
       OfferActions(model->served->spec(), *spec, request, offered);
     }
-    offered.samples = request.samples;
     offered.temperature = request.temperature;
     offered.seed = request.seed;
     offered.tap = request.tap;

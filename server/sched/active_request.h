@@ -99,6 +99,12 @@ struct ActiveRequest {
   bool frame_cached = true;
 
   bool denoises() const { return request.kind == AnswerKind::kFlow; }
+  bool prefix_only() const { return request.kind == AnswerKind::kPrefix; }
+  // Samples that take their first token, or their chunk, from the prompt's last step: of a search
+  // its only beam.
+  size_t sampled_by_prompt() const {
+    return denoises() || prefix_only() ? 0 : search ? 1 : samples.size();
+  }
   // The least rows that its prompt can go on with: what is left of its group, which runs at once,
   // else a piece of `chunk` rows. 0: the prompt is planned.
   uint32_t least_rows(uint32_t chunk) const {
@@ -111,6 +117,7 @@ struct ActiveRequest {
   bool may_expire() const { return klass->on_late == OnLate::kReject && deadline != kNever; }
   bool expired(TimePoint at) const { return may_expire() && deadline <= at; }
   bool complete() const {
+    if (prefix_only()) return prompt_done == prompt_tokens();
     if (search) return search->over();
     return std::all_of(samples.begin(), samples.end(), [this](const SampleState& s) {
       return s.stopped || s.tokens.size() >= request.action_tokens;
@@ -129,6 +136,7 @@ struct ActiveRequest {
   }
   // Nothing is left that a step could still do.
   bool fully_planned() const {
+    if (prefix_only()) return prompt_planned == prompt_tokens();
     return std::none_of(samples.begin(), samples.end(),
                         [this](const SampleState& s) { return open(s); });
   }

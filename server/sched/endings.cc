@@ -42,7 +42,7 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
     outcome.prompt_tokens[static_cast<size_t>(segment.modality)] += segment.end - segment.begin;
   }
   outcome.frame_cached = r.reported_cache && r.frame_cached;
-  const TimePoint end = r.complete() ? r.last_token : now;
+  const TimePoint end = r.complete() && !r.prefix_only() ? r.last_token : now;
   const TimePoint started = r.first_started.value_or(end);
   const TimePoint encoded = std::max(started, r.encoded_at.value_or(started));
   const TimePoint first_token = std::max(encoded, r.first_token.value_or(end));

@@ -72,7 +72,13 @@ Lane::Lane(const LaneOptions& lane_options, uint32_t parking_places, std::unique
 }
 
 absl::Status Lane::CheckFits(const Request& request) const {
-  if (request.action_tokens == 0) return InvalidField("action_tokens", "must be at least 1");
+  const bool prefix = request.kind == AnswerKind::kPrefix;
+  if (prefix != (request.action_tokens == 0)) {
+    return InvalidField("action_tokens", prefix ? "must be 0" : "must be at least 1");
+  }
+  if (prefix && (request.samples > 1 || request.timeline->reuse() != PrefixReuse::kAllButLast)) {
+    return InvalidField("timeline", "a prefix has one sample, and its last block is computed");
+  }
   if (request.samples == 0) return InvalidField("samples", "must be at least 1");
   if (request.action_tokens > options.max_action_tokens) {
     return NeverFits("answer tokens", request.action_tokens, options.max_action_tokens);
@@ -81,7 +87,7 @@ absl::Status Lane::CheckFits(const Request& request) const {
                                ? options.sequence_slots
                                : std::min(options.sequence_slots, options.max_logit_rows);
   if (request.samples > samples) return NeverFits("samples", request.samples, samples);
-  if (options.denoises != (request.kind == AnswerKind::kFlow)) {
+  if (!prefix && options.denoises != (request.kind == AnswerKind::kFlow)) {
     return InvalidField("kind", "is not what the model answers with");
   }
   if (request.timeline->group_tokens() > options.max_rows) {

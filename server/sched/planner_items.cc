@@ -82,7 +82,7 @@ Planner::Reserve Planner::FirstUnit(const ActiveRequest& r) const {
     unit.shape.prefill_rows =
         std::min(least > 0 ? least : std::min(work.prefill_rows, options_.min_prefill_chunk),
                  r.lane->options.max_rows);
-    unit.logit_rows = r.denoises() ? 0 : r.request.samples;
+    unit.logit_rows = static_cast<uint32_t>(r.sampled_by_prompt());
   }
   return unit;
 }
@@ -184,9 +184,7 @@ void Planner::PlanPromptRows(ActiveRequest& r, Micros limit, uint32_t max_rows) 
   if (forced) count = std::max(count, unit);
   if (!forced && count < std::min(least, max_rows)) return;
 
-  // Who takes a first token from the prompt's last row: every sample; of a search, its only beam;
-  // of a flow, nobody.
-  const size_t first = r.denoises() ? 0 : r.search ? 1 : r.samples.size();
+  const size_t first = r.sampled_by_prompt();
   uint32_t sampled = 0;
   for (size_t i = 0; i < first; ++i) sampled += r.samples[i].planned_tokens == 0 ? 1 : 0;
   if (begin + count == r.prompt_tokens() && sampled > LogitRowsLeft()) {

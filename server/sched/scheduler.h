@@ -61,9 +61,10 @@ struct SchedulerOptions {
 
 // What an answer is made of.
 enum class AnswerKind : uint8_t {
-  kTokens,  // one after another, each with K/V of its own
-  kFlow,    // a chunk of actions, in denoise steps over the prompt's K/V
-  kOnePass  // a chunk of actions, out of the pass over the prompt
+  kTokens,   // one after another, each with K/V of its own
+  kFlow,     // a chunk of actions, in denoise steps over the prompt's K/V
+  kOnePass,  // a chunk of actions, out of the pass over the prompt
+  kPrefix,   // nothing: the prompt's K/V, for those who ask later
 };
 
 struct Request {
@@ -76,7 +77,7 @@ struct Request {
   std::shared_ptr<const Timeline> timeline;
   AnswerKind kind = AnswerKind::kTokens;
   // Tokens of the answer, to decode per sample; at most, when there are stop tokens. Of a flow its
-  // denoise steps; of a chunk from one pass 1.
+  // denoise steps; of a chunk from one pass 1; of a prefix 0.
   uint32_t action_tokens = 0;
   std::shared_ptr<const FlowInput> flow;  // kFlow
   uint32_t samples = 1;

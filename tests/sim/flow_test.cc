@@ -248,6 +248,47 @@ TEST(Group, TokensFollowIt) {
   EXPECT_GT(sim.request(1).outcome->cached_tokens[static_cast<size_t>(Modality::kVision)], 0u);
 }
 
+// A prefix is made for others: a flow and tokens find it, and it answers nothing.
+TEST(Prefix, IsFoundByThoseWhoAskLater) {
+  for (const bool flow : {true, false}) {
+    SCOPED_TRACE(flow);
+    Simulation sim(flow ? FlowOptions() : DefaultOptions());
+    for (uint64_t version = 1; version <= 3; ++version) {
+      const size_t refresh =
+          sim.Offer({.klass = kBestEffort,
+                     .timeline = sim.Prefix({version, 9}, 20, 1, 0, PrefixReuse::kAllButLast),
+                     .action_tokens = 0,
+                     .kind = AnswerKind::kPrefix});
+      sim.RunToIdle();
+      ASSERT_TRUE(sim.request(refresh).ok());
+      const Work before = WorkOf(sim);
+      for (const uint64_t state : {1, 2}) {
+        Spec spec = Flow(sim.Prefix({version, 9}, 20, 1, state), 4);
+        if (!flow) spec.kind = AnswerKind::kTokens;
+        sim.Offer(spec);
+        sim.RunToIdle();
+      }
+      EXPECT_EQ(WorkOf(sim).prompt_rows - before.prompt_rows, flow ? 2u : 2u + 2 * 3);
+      EXPECT_EQ(WorkOf(sim).frames, before.frames);
+    }
+    for (const Tracked& r : sim.requests()) EXPECT_TRUE(r.ok());
+    sim.ExpectBaseline();
+  }
+}
+
+TEST(Prefix, TheSameAgainComputesItsLastBlockAlone) {
+  Simulation sim(FlowOptions());
+  for (int i = 0; i < 2; ++i) {
+    sim.Offer({.klass = kBestEffort,
+               .timeline = sim.Prefix({1, 2}, 20, 1, 0, PrefixReuse::kAllButLast),
+               .action_tokens = 0,
+               .kind = AnswerKind::kPrefix});
+  }
+  sim.RunToIdle();
+  for (const Tracked& r : sim.requests()) EXPECT_TRUE(r.ok());
+  sim.ExpectBaseline();
+}
+
 // Everything at once: flows of two lanes beside a lane of tokens, in little memory, with faults.
 TEST(Flow, RandomMixes) {
   const uint64_t runs = 150;
@@ -283,6 +324,10 @@ TEST(Flow, RandomMixes) {
         spec.timeline = random.Below(2) == 0
                             ? sim.Prompt({frame}, text)
                             : sim.Prefix({frame}, text, 1, 0, PrefixReuse::kAllButLast);
+      } else if (random.Below(4) == 0) {
+        spec.kind = AnswerKind::kPrefix;
+        spec.action_tokens = 0;
+        spec.timeline = sim.Prefix({frame}, text, 1, 0, PrefixReuse::kAllButLast);
       } else {
         spec.kind = AnswerKind::kFlow;
         spec.action_tokens = static_cast<uint32_t>(1 + random.Below(12));

@@ -1032,7 +1032,9 @@ inline void Simulation::Deliver() {
     }
     if (!r->outcome->status.ok()) continue;
     if (options_.verify) {
-      if (r->spec.kind != AnswerKind::kTokens) {
+      if (r->spec.kind == AnswerKind::kPrefix) {
+        EXPECT_EQ(r->streamed, std::vector<std::vector<int32_t>>(1));
+      } else if (r->spec.kind != AnswerKind::kTokens) {
         ExpectChunks(*r);
       } else {
         if (r->spec.beams) {
