@@ -11,23 +11,21 @@
 namespace saccade {
 
 // frame_of(camera) gives the frame of a vision segment: a ContentRef, or a StatusOr of one. `state`
-// is what state rows are made of, normalised; it may be null where the prompt has none. After an
-// error `builder` is of no use.
+// is what state rows are made of, normalised; it may be null where the prompt has none. Of a prefix
+// only the part is added that does not change with the state. After an error `builder` is of no
+// use.
+enum class PromptPart : uint8_t { kAll, kPrefix };
 template <class FrameOf>
 absl::Status AddPrompt(const Prompt& prompt, const ModelSpec& spec, FrameOf&& frame_of,
-                       const StateRef& state, TimelineBuilder& builder) {
-  switch (spec.head.kind) {
-    case HeadKind::kTokens:
-      break;
-    case HeadKind::kFlow:
-      builder.SetReuse(PrefixReuse::kAll);
-      break;
-    case HeadKind::kOnePass:
-      builder.SetReuse(PrefixReuse::kNone);
-      break;
+                       const StateRef& state, TimelineBuilder& builder,
+                       PromptPart part = PromptPart::kAll) {
+  if (part == PromptPart::kAll && spec.head.kind == HeadKind::kFlow) {
+    builder.SetReuse(PrefixReuse::kAll);
   }
+  if (spec.head.kind == HeadKind::kOnePass) builder.SetReuse(PrefixReuse::kNone);
   uint32_t number = 0;
   for (const PromptSegment& segment : prompt.segments) {
+    if (part == PromptPart::kPrefix && segment.modality == Modality::kState) break;
     switch (segment.modality) {
       case Modality::kText:
         builder.AddText(segment.tokens);

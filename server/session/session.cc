@@ -118,9 +118,9 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   Mailbox& mailbox = mailboxes_[camera];
   const bool replaced_unused = mailbox.frame && !mailbox.used;
   if (!mailbox.frame || mailbox.frame->content != frame.content) {
-    timeline_ = nullptr;
-    same_prefix_ = false;
+    same_content_ = false;
   }
+  view_ = nullptr;
   observation_ = nullptr;
   mailbox.frame = std::move(frame);
   mailbox.used = false;
@@ -153,8 +153,9 @@ absl::Status Session::SetText(Text text) {
   text_ = std::move(text);
   prompt_ = *std::move(prompt);
   prompt_missing_ = MissingCameras();
-  timeline_ = nullptr;
-  same_prefix_ = false;
+  ++text_version_;
+  same_content_ = false;
+  view_ = nullptr;
   observation_ = nullptr;
   return absl::OkStatus();
 }
@@ -199,10 +200,10 @@ absl::Status Session::SetState(std::span<const float> values, int64_t capture_ti
   // The same state again changes nothing that was made of it.
   if (normalized_ == nullptr || *normalized_ != *normalized) {
     normalized_ = std::make_shared<const std::vector<float>>(*std::move(normalized));
-    timeline_ = nullptr;
     if (model().model->spec().state_in_text) {
       prompt_.reset();
-      same_prefix_ = false;
+      same_content_ = false;
+      view_ = nullptr;
     }
   }
   observation_ = nullptr;
@@ -235,17 +236,22 @@ void Session::Reset(bool keep_instruction) {
   executed_.clear();
   prompt_.reset();
   if (!keep_instruction) text_.reset();
-  timeline_ = nullptr;
-  same_prefix_ = false;
-  observation_ = nullptr;
+  view_ = prefix_view_ = committed_ = observed_ = nullptr;
+  same_content_ = false;
+  prefix_ = observation_ = nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
+absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline(const View& view,
+                                                                       PromptPart part) const {
   const ModelSpec& spec = model().model->spec();
   TimelineBuilder builder = model().new_timeline();
-  RETURN_IF_ERROR(AddPrompt(
-      *prompt_, spec, [this](uint32_t camera) { return mailboxes_[camera].frame->content; },
-      normalized_, builder));
+  const auto frame_of = [&view](uint32_t camera) -> absl::StatusOr<ContentRef> {
+    for (const Frame& frame : view.frames) {
+      if (frame.camera == camera) return frame.content;
+    }
+    return absl::InternalError("a prompt has a camera without a frame");
+  };
+  RETURN_IF_ERROR(AddPrompt(view.prompt, spec, frame_of, normalized_, builder, part));
   std::shared_ptr<const Timeline> timeline = builder.Build();
   const uint64_t tokens = timeline->num_tokens();
   const uint64_t answer = spec.head.kind == HeadKind::kTokens
@@ -263,57 +269,105 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
   return timeline;
 }
 
-absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,
-                                                                     Micros max_frame_age) {
+absl::Status Session::CheckInputs() const {
   const ModelSpec& spec = model().model->spec();
   if (!text_) return Missing(Reason::kMissingInput, "text", "text: no instruction has been sent");
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
-    const std::optional<Frame>& frame = mailboxes_[i].frame;
-    const std::string& camera = spec.cameras[i].name;
-    if (!frame && spec.cameras[i].optional) continue;
-    if (!frame) {
-      return Missing(Reason::kNoFrame, camera, StrCat("camera \"", camera, "\" has sent no frame"));
-    }
-    const Micros age = ToMicros(now - frame->captured);
-    if (max_frame_age.count() > 0 && age > max_frame_age) {
-      return Missing(Reason::kStaleFrame, camera,
-                     StrCat("the newest frame of camera \"", camera, "\" is ", age.count(),
-                            " us old, the request allows ", max_frame_age.count()));
-    }
+    const CameraSpec& camera = spec.cameras[i];
+    if (mailboxes_[i].frame || camera.optional) continue;
+    return Missing(Reason::kNoFrame, camera.name,
+                   StrCat("camera \"", camera.name, "\" has sent no frame"));
   }
   if (spec.state_dim != 0 && state_.empty()) {
     return Missing(Reason::kMissingInput, "state",
                    "state: the model needs a state and none has been sent");
   }
-  for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
-  if (observation_ != nullptr) return observation_;
+  return absl::OkStatus();
+}
+
+absl::Status Session::CheckAge(TimePoint now, Micros max_frame_age) const {
+  if (max_frame_age.count() == 0) return absl::OkStatus();
+  for (size_t i = 0; i < mailboxes_.size(); ++i) {
+    const std::optional<Frame>& frame = mailboxes_[i].frame;
+    if (!frame) continue;
+    const Micros age = ToMicros(now - frame->captured);
+    if (age <= max_frame_age) continue;
+    const std::string& camera = model().model->spec().cameras[i].name;
+    return Missing(Reason::kStaleFrame, camera,
+                   StrCat("the newest frame of camera \"", camera, "\" is ", age.count(),
+                          " us old, the request allows ", max_frame_age.count()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const Session::View>> Session::NewestView() {
+  if (view_ != nullptr) return view_;
   if (!prompt_ || prompt_missing_ != MissingCameras()) {
     absl::StatusOr<Prompt> prompt = BuildPrompt(*text_);
     if (!prompt.ok()) return UnderField(prompt.status(), text_->field);
     prompt_ = *std::move(prompt);
     prompt_missing_ = MissingCameras();
-    timeline_ = nullptr;
   }
-  if (timeline_ == nullptr) {
-    ASSIGN_OR_RETURN(timeline_, BuildTimeline());
+  auto view = std::make_shared<View>();
+  for (const Mailbox& mailbox : mailboxes_) {
+    if (!mailbox.frame) continue;
+    view->frames.push_back(*mailbox.frame);
+    const TimePoint captured = mailbox.frame->captured;
+    if (view->frames.size() == 1 || captured < view->oldest) view->oldest = captured;
   }
+  view->prompt = *prompt_;
+  view->version = same_content_ ? version_ : ++version_;
+  same_content_ = true;
+  view->text_version = text_version_;
+  view_ = std::move(view);
+  return view_;
+}
+
+absl::StatusOr<std::shared_ptr<const Observation>> Session::Observe(const View& view,
+                                                                    PromptPart part) const {
   auto observation = std::make_shared<Observation>();
-  observation->timeline = timeline_;
+  ASSIGN_OR_RETURN(observation->timeline, BuildTimeline(view, part));
+  observation->frames = view.frames;
+  observation->oldest_captured = view.oldest;
   observation->state = state_;
   observation->normalized = normalized_;
   observation->state_capture_time_ns = state_capture_time_ns_;
-  if (!std::exchange(same_prefix_, true)) ++version_;
-  observation->version = version_;
-  for (const Mailbox& mailbox : mailboxes_) {
-    if (!mailbox.frame) continue;
-    observation->frames.push_back(*mailbox.frame);
-    const TimePoint captured = mailbox.frame->captured;
-    if (observation->frames.size() == 1 || captured < observation->oldest_captured) {
-      observation->oldest_captured = captured;
-    }
+  observation->version = view.version;
+  return observation;
+}
+
+absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint now,
+                                                                     Micros max_frame_age) {
+  RETURN_IF_ERROR(CheckInputs());
+  const bool committed =
+      committed_ != nullptr && committed_->text_version == text_version_ &&
+      (max_frame_age.count() == 0 || ToMicros(now - committed_->oldest) <= max_frame_age);
+  if (!committed) RETURN_IF_ERROR(CheckAge(now, max_frame_age));
+  for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
+  std::shared_ptr<const View> view = committed_;
+  if (!committed) {
+    ASSIGN_OR_RETURN(view, NewestView());
   }
-  observation_ = std::move(observation);
+  if (observation_ != nullptr && observed_ == view) return observation_;
+  ASSIGN_OR_RETURN(observation_, Observe(*view, PromptPart::kAll));
+  observed_ = std::move(view);
   return observation_;
+}
+
+absl::StatusOr<std::shared_ptr<const Observation>> Session::SnapshotPrefix() {
+  RETURN_IF_ERROR(CheckInputs());
+  ASSIGN_OR_RETURN(std::shared_ptr<const View> view, NewestView());
+  if (view == prefix_view_) return nullptr;
+  for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
+  ASSIGN_OR_RETURN(prefix_, Observe(*view, PromptPart::kPrefix));
+  prefix_view_ = std::move(view);
+  return prefix_;
+}
+
+void Session::CommitPrefix(const std::shared_ptr<const Observation>& prefix) {
+  if (prefix == nullptr || prefix != prefix_) return;
+  committed_ = prefix_view_;
+  observation_ = nullptr;
 }
 
 }  // namespace saccade

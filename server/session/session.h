@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "kv/timeline.h"
 #include "session/catalog.h"
+#include "session/prompt_timeline.h"
 #include "session/token_bucket.h"
 
 namespace saccade {
@@ -111,7 +112,15 @@ class Session {
   // "text" or "state", kNoFrame the camera), or a frame is older than `max_frame_age` (kStaleFrame;
   // zero: any age). INVALID_ARGUMENT (kNeverFits) when the prompt is longer than the model. The
   // timeline is built once and reused until a frame's pixels or the prompt change.
+  // With prefixes of their own (below) it has the frames of the newest committed one, where that is
+  // young enough and still of this text; else the newest frames.
   absl::StatusOr<std::shared_ptr<const Observation>> Snapshot(TimePoint now, Micros max_frame_age);
+
+  // Vision at its own rate: what a prefix is to be computed from, the newest frames and the text.
+  // Null: the newest one was of the same. Errors as Snapshot.
+  absl::StatusOr<std::shared_ptr<const Observation>> SnapshotPrefix();
+  // It was computed: from now on snapshots are of its frames. Nothing when it is not the newest.
+  void CommitPrefix(const std::shared_ptr<const Observation>& prefix);
 
  private:
   struct Mailbox {
@@ -127,7 +136,21 @@ class Session {
   absl::Status SetText(Text text);
   absl::StatusOr<Prompt> BuildPrompt(const Text& text) const;
   uint64_t MissingCameras() const;
-  absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline() const;
+  // What a snapshot has beside the state. Immutable.
+  struct View {
+    std::vector<Frame> frames;
+    Prompt prompt;
+    uint64_t version = 0;
+    uint64_t text_version = 0;
+    TimePoint oldest{};  // capture of `frames`; zero when there are none
+  };
+  absl::Status CheckInputs() const;
+  absl::Status CheckAge(TimePoint now, Micros max_frame_age) const;
+  absl::StatusOr<std::shared_ptr<const View>> NewestView();
+  absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view,
+                                                             PromptPart part) const;
+  absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline(const View& view,
+                                                                PromptPart part) const;
 
   const SessionId id_;
   const SessionParams params_;
@@ -143,12 +166,16 @@ class Session {
   std::vector<float> state_;
   StateRef normalized_;
   int64_t state_capture_time_ns_ = 0;
-  uint64_t version_ = 0;      // of what the newest snapshot had
-  bool same_prefix_ = false;  // nothing of it but the state has changed since
   std::deque<ExecutedAction> executed_;
-  std::shared_ptr<const Timeline> timeline_;  // null: build it at the next snapshot
-  std::shared_ptr<const Observation>
-      observation_;  // null: something changed since the last snapshot
+  uint64_t text_version_ = 0;
+  uint64_t version_ = 0;              // of the newest view
+  std::shared_ptr<const View> view_;  // of the newest inputs; null: they changed
+  bool same_content_ = false;         // frames with the pixels of the newest view, and its text
+  std::shared_ptr<const Observation> observation_;  // the last snapshot; null: something changed
+  std::shared_ptr<const View> observed_;            // what it was of
+  std::shared_ptr<const View> prefix_view_;         // of the newest SnapshotPrefix
+  std::shared_ptr<const Observation> prefix_;       // what that gave
+  std::shared_ptr<const View> committed_;           // null: no prefix was computed yet
 };
 
 }  // namespace saccade
