@@ -128,6 +128,21 @@ TEST(ResizeWithPadTest, AFrameOfTheRightSizeIsOnlyScaled) {
   }
 }
 
+// A third of the size, so the reference reads every third pixel and no other.
+TEST(ResizeWithPadTest, ShrinkingDoesNotAntialias) {
+  Rgb8Image in{672, 672, Pixels(size_t{672} * 672 * 3, 0)};
+  for (size_t i = 0; i < in.rgb.size(); ++i) {
+    in.rgb[i] = (i / 3 / 672 + i / 3 % 672) % 2 == 0 ? 255 : 0;
+  }
+  const auto out = Fit(in, 224, 224, PadSide::kLeftTop);
+  ASSERT_TRUE(out.ok());
+  for (size_t y = 0; y < 224; ++y) {
+    for (size_t x = 0; x < 224; ++x) {
+      ASSERT_NEAR(At(*out, y, x, 1), (x + y) % 2 == 0 ? 1.0F : -1.0F, 1e-3F) << x << " " << y;
+    }
+  }
+}
+
 TEST(ResizeWithPadTest, TheBorderIsBlackAndNothingLeavesTheRange) {
   for (const PadSide side : {PadSide::kLeftTop, PadSide::kCentered}) {
     const Rgb8Image white{33, 100, Pixels(size_t{33} * 100 * 3, 255)};
