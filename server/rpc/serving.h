@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fair_executor.h"
 #include "base/status.h"
+#include "base/ticker.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "metrics/metrics.h"
@@ -53,6 +54,7 @@ class Serving {
 
   Engine& engine() const { return engine_; }
   FairExecutor& decoding() const { return decoding_; }
+  Ticker& ticker() { return ticker_; }
   const Clock& clock() const { return clock_; }
   SessionManager& sessions() { return *sessions_; }
   const ContentStore& contents() const { return contents_; }
@@ -85,6 +87,11 @@ class Serving {
   };
   absl::StatusOr<Target> Resolve(std::string_view model, std::string_view statistics_key,
                                  std::string_view latency_class, std::string_view prefix) const;
+  // INVALID_ARGUMENT listing the names; empty is `fallback`.
+  absl::StatusOr<ClassId> FindClass(std::string_view name, ClassId fallback,
+                                    std::string_view field) const {
+    return catalog()->FindClass(name, fallback, field);
+  }
   std::unique_ptr<Session> NewSession(SessionId id, const Target& target, TimePoint now) const;
 
   // Pixels that decoding will make, as the headers state them; none for a frame that is refused
@@ -177,6 +184,7 @@ class Serving {
   MemoryBudget* const memory_;
   std::unique_ptr<SessionManager> sessions_;
   ContentStore contents_;
+  Ticker ticker_;
   std::vector<std::string> class_names_;   // by ClassId
   std::vector<v1::LatencyClass> classes_;  // by ClassId
   std::atomic<uint64_t> settings_version_{1};

@@ -1,6 +1,7 @@
 #include "rpc/session_core.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/logging.h"
@@ -55,6 +56,21 @@ class SessionCore::Flight final : public ResponseSink {
   const bool stream_tokens_;
 };
 
+// A prefix in the engine.
+class SessionCore::RefreshFlight final : public ResponseSink {
+ public:
+  RefreshFlight(std::shared_ptr<SessionCore> core, std::shared_ptr<const Observation> prefix)
+      : core_(std::move(core)), prefix_(std::move(prefix)) {}
+  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
+  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
+    core_->OnRefreshed(prefix_, result.ok());
+  }
+
+ private:
+  const std::shared_ptr<SessionCore> core_;
+  const std::shared_ptr<const Observation> prefix_;
+};
+
 SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
                          TimePoint call_deadline)
     : service_(std::move(service)),
@@ -65,7 +81,9 @@ SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
       lease_(std::move(lease)),
       last_activity_(service_->clock().Now()) {}
 
-SessionCore::~SessionCore() = default;
+SessionCore::~SessionCore() {
+  if (push_timer_ != 0) service_->ticker().Stop(push_timer_);
+}
 
 void SessionCore::Start(StreamPort* port) {
   service_->SetStreamOpen(true);
@@ -105,6 +123,16 @@ void SessionCore::HandleInbox(bool may_decode) {
     if (cancelled_ || closing_) {
       inbox_.clear();
       inbox_bytes_ = 0;
+      push_due_.reset();
+    }
+    if (refreshed_ || push_due_) {
+      const std::optional<Refreshed> refreshed = std::exchange(refreshed_, std::nullopt);
+      const std::optional<TimePoint> due = std::exchange(push_due_, std::nullopt);
+      lock.unlock();
+      if (refreshed) TakeRefreshed(refreshed->prefix, refreshed->ok);
+      if (due) PushAct(*due);
+      lock.lock();
+      continue;
     }
     if (inbox_.empty()) {
       handling_ = false;
@@ -179,7 +207,9 @@ absl::Status SessionCore::Dispatch(const Incoming& incoming) {
       return HandleVision(message.vision(), incoming.pixels, received);
     case Kind::kText:
       RETURN_IF_ERROR(session_->TakeMessageToken(received));
-      return service_->SetText(*session_, message.text());
+      RETURN_IF_ERROR(service_->SetText(*session_, message.text()));
+      Refresh(received);
+      return absl::OkStatus();
     case Kind::kState:
       RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return service_->SetState(*session_, message.state());
@@ -198,6 +228,9 @@ absl::Status SessionCore::Dispatch(const Incoming& incoming) {
     case Kind::kCancel:
       RETURN_IF_ERROR(session_->TakeMessageToken(received));
       return HandleCancel(message.cancel());
+    case Kind::kPush:
+      RETURN_IF_ERROR(session_->TakeMessageToken(received));
+      return HandlePush(message.push());
     case Kind::MESSAGE_NOT_SET:
       break;
   }
@@ -214,6 +247,15 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
                                               open.latency_class(), "open"));
   const std::vector<std::string> cameras(open.cameras().begin(), open.cameras().end());
   RETURN_IF_ERROR(FindCameras(target_.model->model->spec(), cameras, "open.cameras").status());
+  if (!open.options().refresh_class().empty()) {
+    const ModelSpec& spec = target_.model->model->spec();
+    constexpr std::string_view kField = "open.options.refresh_class";
+    if (spec.state_in_text || spec.head.kind == HeadKind::kOnePass) {
+      return InvalidField(kField, "the whole prompt of this model changes with every request");
+    }
+    ASSIGN_OR_RETURN(refresh_class_,
+                     service_->FindClass(open.options().refresh_class(), target_.klass, kField));
+  }
   std::unique_ptr<Session> session = service_->NewSession(id_, target_, received);
   if (!open.instruction().empty()) {
     RETURN_IF_ERROR(session->SetInstruction(open.instruction(), "open.instruction"));
@@ -252,7 +294,10 @@ absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, uint64_t pi
                                        TimePoint received) {
   ASSIGN_OR_RETURN(const Session::Fate fate,
                    service_->PublishFrame(*session_, frame, pixels, received, "vision"));
-  if (fate != Session::Fate::kStale) return absl::OkStatus();
+  if (fate != Session::Fate::kStale) {
+    Refresh(received);
+    return absl::OkStatus();
+  }
   v1::SessionResponse response;
   v1::Notice& notice = *response.mutable_notice();
   notice.set_kind(v1::NOTICE_KIND_STALE_FRAME);
@@ -266,7 +311,10 @@ absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, uint64_t pi
 
 void SessionCore::HandleAct(const v1::ActRequest& act, TimePoint received) {
   const absl::Status status = SubmitAct(act, received);
-  if (status.ok()) return;
+  if (!status.ok()) RefuseAct(act, status);
+}
+
+void SessionCore::RefuseAct(const v1::ActRequest& act, const absl::Status& status) {
   service_->CountRefused(status);
   if (LogEnabled(LogLevel::kDebug)) {
     LogDebug("act refused",
@@ -345,6 +393,108 @@ absl::Status SessionCore::HandleCancel(const v1::Cancel& cancel) {
   return absl::OkStatus();
 }
 
+// ------------------------------------------------------------------------------------------------
+// vision at its own rate, and acts at the server's
+
+void SessionCore::Refresh(TimePoint now) {
+  if (!refresh_class_ || refreshing_) return;
+  const absl::StatusOr<std::shared_ptr<const Observation>> prefix = session_->SnapshotPrefix();
+  if (!prefix.ok() || *prefix == nullptr) return;  // something is missing yet; or nothing is new
+  ActRequest request;
+  request.session = id_;
+  request.model = target_.model->id;
+  request.klass = *refresh_class_;
+  request.arrival = now;
+  request.timeline = (*prefix)->timeline;
+  request.statistics_key = target_.statistics->key;
+  request.prefix_only = true;
+  request.frame_captured = (*prefix)->oldest_captured;
+  request.sink = std::make_shared<RefreshFlight>(shared_from_this(), *prefix);
+  refreshing_ = true;
+  if (!service_->engine().Submit(std::move(request)).ok()) refreshing_ = false;
+}
+
+void SessionCore::OnRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
+  {
+    const std::lock_guard lock(mu_);
+    refreshed_ = {prefix, ok};
+    if (port_ == nullptr || handling_) return;
+    handling_ = true;
+  }
+  // Not here: this is a turn of the engine.
+  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
+                           [self = shared_from_this()] { self->HandleInbox(false); });
+}
+
+void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
+  refreshing_ = false;
+  if (ok) session_->CommitPrefix(prefix);
+  Refresh(service_->clock().Now());  // of what has come meanwhile
+}
+
+absl::Status SessionCore::HandlePush(const v1::Push& push) {
+  constexpr double kSlowest = 0.1;
+  constexpr double kFastest = 200;
+  const LimitsConfig& limits = service_->settings()->config.limits;
+  const double fastest = std::min(kFastest, limits.acts_per_s);
+  // Written so that NaN fails.
+  if (push.hz() != 0 && !(push.hz() >= kSlowest && push.hz() <= fastest)) {
+    return InvalidField("push.hz", StrCat("must be 0 or from ", kSlowest, " to ", fastest));
+  }
+  RETURN_IF_ERROR(ReadActFields(push.act(), limits.max_samples, "push.act").status());
+  RETURN_IF_ERROR(
+      service_->FindClass(push.act().latency_class(), target_.klass, "push.act.latency_class")
+          .status());
+  if (push_timer_ != 0) service_->ticker().Stop(std::exchange(push_timer_, 0));
+  if (push.hz() == 0) return absl::OkStatus();
+  push_act_ = push.act();
+  push_last_ok_ = true;
+  push_timer_ = service_->ticker().Start(Micros(std::llround(1e6 / push.hz())),
+                                         [weak = weak_from_this()](TimePoint due) {
+                                           const std::shared_ptr<SessionCore> core = weak.lock();
+                                           if (core == nullptr) return false;
+                                           core->OnPush(due);
+                                           return true;
+                                         });
+  return absl::OkStatus();
+}
+
+void SessionCore::OnPush(TimePoint due) {
+  {
+    const std::lock_guard lock(mu_);
+    if (port_ == nullptr || cancelled_ || closing_ || dropped_ || reads_done_ || push_open_) return;
+    push_due_ = due;
+    if (handling_) return;
+    handling_ = true;
+  }
+  HandleInbox(/*may_decode=*/false);
+}
+
+void SessionCore::PushAct(TimePoint due) {
+  if (push_timer_ == 0) return;  // stopped meanwhile
+  const v1::ActRequest act = push_act_;
+  push_act_.set_id(act.id() + 1);
+  {
+    const std::lock_guard lock(mu_);
+    push_id_ = act.id();
+    push_open_ = true;
+  }
+  const absl::Status status = SubmitAct(act, due);
+  if (status.ok()) {
+    push_last_ok_ = true;
+    return;
+  }
+  {
+    const std::lock_guard lock(mu_);
+    push_open_ = false;
+  }
+  const Reason reason = GetErrorInfo(status).reason;
+  const bool told = !push_last_ok_ && push_last_reason_ == reason;
+  push_last_ok_ = false;
+  push_last_reason_ = reason;
+  if (!told) RefuseAct(act, status);
+}
+
 void SessionCore::OnReadsDone() {
   const std::lock_guard lock(mu_);
   reading_ = false;
@@ -379,6 +529,7 @@ void SessionCore::OnAnswer(const ActInfo& info, absl::StatusOr<ActResult> result
   std::string bytes = response.SerializeAsString();
   const std::lock_guard lock(mu_);
   acts_.erase(info.act_id);
+  if (info.act_id == push_id_) push_open_ = false;
   PushLocked(std::move(bytes), false);
   PumpLocked();
 }

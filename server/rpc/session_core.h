@@ -60,6 +60,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // The transport is gone; nothing is sent from now on.
   void Detach();
 
+  // A turn of a push is due. By the ticker's thread.
+  void OnPush(TimePoint due);
+
   // Housekeeping, about every 50 ms.
   void Tick(TimePoint now);
   // The server begins to drain: tells the client.
@@ -73,6 +76,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
  private:
   class Flight;
+  class RefreshFlight;
   struct Incoming {
     uint64_t number = 0;
     absl::StatusOr<v1::SessionRequest> message;
@@ -96,12 +100,19 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
   absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received);
   void HandleAct(const v1::ActRequest& act, TimePoint received);
+  void RefuseAct(const v1::ActRequest& act, const absl::Status& status);
   absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received);
   absl::Status HandleCancel(const v1::Cancel& cancel);
+  absl::Status HandlePush(const v1::Push& push);
+  void PushAct(TimePoint due);
+  // Of a prefix that was asked for: done, or failed.
+  void TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok);
+  void Refresh(TimePoint now);
 
   // --- any thread ---
   void OnToken(const ActInfo& info, uint32_t sample, uint32_t index, int32_t token);
   void OnAnswer(const ActInfo& info, absl::StatusOr<ActResult> result);
+  void OnRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok);
   void Send(const v1::SessionResponse& response);
 
   // --- under mu_ ---
@@ -130,6 +141,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::unique_ptr<Session> session_;  // null until opened
   bool stream_tokens_ = false;        // constant once opened
   bool supersede_ = false;
+  std::optional<ClassId> refresh_class_;  // constant once opened
+  bool refreshing_ = false;               // a prefix is being computed
+  v1::ActRequest push_act_;               // with the id of the next one
+  uint64_t push_timer_ = 0;               // 0: none
+  bool push_last_ok_ = true;
+  Reason push_last_reason_ = Reason::kUnspecified;
   uint64_t settings_version_ = 0;  // that session_ follows
 
   std::mutex mu_;
@@ -148,6 +165,15 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   uint64_t messages_read_ = 0;
   bool reading_ = false;   // a read is outstanding
   bool handling_ = false;  // a message is being handled, or waits for its frame's turn
+  // Handled before messages.
+  struct Refreshed {
+    std::shared_ptr<const Observation> prefix;
+    bool ok = false;
+  };
+  std::optional<Refreshed> refreshed_;
+  std::optional<TimePoint> push_due_;
+  uint64_t push_id_ = 0;    // of the newest push's request,
+  bool push_open_ = false;  // which is not answered
   bool reads_done_ = false;
   bool writing_ = false;
   bool cancelled_ = false;  // the client is gone, or the call's deadline passed

@@ -122,6 +122,7 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   }
   view_ = nullptr;
   observation_ = nullptr;
+  frame.camera = camera;
   mailbox.frame = std::move(frame);
   mailbox.used = false;
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
@@ -324,9 +325,20 @@ absl::StatusOr<std::shared_ptr<const Session::View>> Session::NewestView() {
 }
 
 absl::StatusOr<std::shared_ptr<const Observation>> Session::Observe(const View& view,
-                                                                    PromptPart part) const {
+                                                                    PromptPart part) {
   auto observation = std::make_shared<Observation>();
-  ASSIGN_OR_RETURN(observation->timeline, BuildTimeline(view, part));
+  if (part == PromptPart::kPrefix) {
+    ASSIGN_OR_RETURN(observation->timeline, BuildTimeline(view, part));
+  } else {
+    // Frames with the same pixels at other times make the same timeline.
+    if (timeline_ == nullptr || timeline_version_ != view.version ||
+        timeline_state_ != normalized_) {
+      ASSIGN_OR_RETURN(timeline_, BuildTimeline(view, part));
+      timeline_version_ = view.version;
+      timeline_state_ = normalized_;
+    }
+    observation->timeline = timeline_;
+  }
   observation->frames = view.frames;
   observation->oldest_captured = view.oldest;
   observation->state = state_;

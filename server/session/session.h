@@ -148,7 +148,7 @@ class Session {
   absl::Status CheckAge(TimePoint now, Micros max_frame_age) const;
   absl::StatusOr<std::shared_ptr<const View>> NewestView();
   absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view,
-                                                             PromptPart part) const;
+                                                             PromptPart part);
   absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline(const View& view,
                                                                 PromptPart part) const;
 
@@ -171,6 +171,9 @@ class Session {
   uint64_t version_ = 0;              // of the newest view
   std::shared_ptr<const View> view_;  // of the newest inputs; null: they changed
   bool same_content_ = false;         // frames with the pixels of the newest view, and its text
+  std::shared_ptr<const Timeline> timeline_;        // the last one of a whole prompt,
+  uint64_t timeline_version_ = 0;                   // of this view
+  StateRef timeline_state_;                         // and this state
   std::shared_ptr<const Observation> observation_;  // the last snapshot; null: something changed
   std::shared_ptr<const View> observed_;            // what it was of
   std::shared_ptr<const View> prefix_view_;         // of the newest SnapshotPrefix

@@ -139,6 +139,65 @@ TEST_F(SessionTest, NothingIsRebuiltWhileNothingChanges) {
   EXPECT_EQ(timelines_, 1);
 }
 
+// Vision at its own rate.
+TEST_F(SessionTest, ActsReadTheNewestCommittedPrefix) {
+  Make({.state_dim = 1});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  ASSERT_TRUE(session_->SetState(std::vector<float>{1}, 7).ok());
+  const auto prefix = session_->SnapshotPrefix();
+  ASSERT_TRUE(prefix.ok());
+  ASSERT_NE(*prefix, nullptr);
+  EXPECT_EQ(*session_->SnapshotPrefix(), nullptr);  // of the same
+  EXPECT_EQ((*prefix)->timeline->reuse(), PrefixReuse::kAllButLast);
+
+  // A newer frame is not acted on before its prefix is there.
+  session_->CommitPrefix(*prefix);
+  session_->Publish(0, MakeFrame(2, 2));
+  auto act = session_->Snapshot(kStart, Micros(0));
+  ASSERT_TRUE(act.ok());
+  EXPECT_EQ((*act)->frames[0].capture_time_ns, 1);
+  EXPECT_EQ((*act)->version, (*prefix)->version);
+  EXPECT_EQ((*act)->state, std::vector<float>{1});
+  EXPECT_EQ((*act)->state_capture_time_ns, 7);
+
+  // A new state is another observation on the same prefix.
+  ASSERT_TRUE(session_->SetState(std::vector<float>{2}, 8).ok());
+  act = session_->Snapshot(kStart, Micros(0));
+  EXPECT_EQ((*act)->state, std::vector<float>{2});
+  EXPECT_EQ((*act)->version, (*prefix)->version);
+
+  const auto next = session_->SnapshotPrefix();
+  ASSERT_NE(*next, nullptr);
+  EXPECT_GT((*next)->version, (*prefix)->version);
+  session_->CommitPrefix(*prefix);  // an old one, late
+  EXPECT_EQ((*session_->Snapshot(kStart, Micros(0)))->frames[0].capture_time_ns, 1);
+  session_->CommitPrefix(*next);
+  act = session_->Snapshot(kStart, Micros(0));
+  EXPECT_EQ((*act)->frames[0].capture_time_ns, 2);
+  EXPECT_EQ((*act)->version, (*next)->version);
+}
+
+TEST_F(SessionTest, APrefixThatIsTooOldOrOfAnotherTextIsNotActedOn) {
+  Make({});
+  session_->Publish(0, MakeFrame(1, 1));
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  const auto prefix = session_->SnapshotPrefix();
+  session_->CommitPrefix(*prefix);
+  Frame fresh = MakeFrame(2, 2);
+  fresh.captured = kStart + Micros(5000);
+  session_->Publish(0, std::move(fresh));
+  const TimePoint now = kStart + Micros(6000);
+  EXPECT_EQ((*session_->Snapshot(now, Micros(0)))->frames[0].capture_time_ns, 1);
+  EXPECT_EQ((*session_->Snapshot(now, Micros(2000)))->frames[0].capture_time_ns, 2);
+  EXPECT_EQ((*session_->Snapshot(now, Micros(0)))->frames[0].capture_time_ns, 1);
+  ASSERT_TRUE(session_->SetInstruction("stop", "f").ok());
+  EXPECT_EQ((*session_->Snapshot(now, Micros(0)))->frames[0].capture_time_ns, 2);
+  session_->Reset(true);
+  session_->CommitPrefix(*prefix);
+  EXPECT_EQ(GetErrorInfo(session_->Snapshot(now, Micros(0)).status()).reason, Reason::kNoFrame);
+}
+
 TEST_F(SessionTest, NamesWhatIsMissing) {
   Make({.cameras = {"front", "wrist"}});
   const absl::Status no_text = session_->Snapshot(kStart, Micros(0)).status();
