@@ -202,7 +202,8 @@ void PreTokenizer::Apply(const Metaspace& step, TextPiece piece, std::vector<Tex
   }
 }
 
-void PreTokenizer::Apply(const StringSplit& step, TextPiece piece, std::vector<TextPiece>& out) {
+void PreTokenizer::Apply(const StringSplit& step, const TextPiece& piece,
+                         std::vector<TextPiece>& out) {
   std::vector<Span> spans = FindAll(piece.text, step.pattern);
   if (step.invert) {
     for (Span& span : spans) span.match = !span.match;
@@ -210,11 +211,12 @@ void PreTokenizer::Apply(const StringSplit& step, TextPiece piece, std::vector<T
   Cut(piece, spans, step.behavior, out);
 }
 
-void PreTokenizer::Apply(const RegexSplit& step, TextPiece piece, std::vector<TextPiece>& out) {
+void PreTokenizer::Apply(const RegexSplit& step, const TextPiece& piece,
+                         std::vector<TextPiece>& out) {
   Cut(piece, MatchAll(piece.text, step.match), SplitBehavior::kIsolated, out);
 }
 
-void PreTokenizer::Apply(const Digits& step, TextPiece piece, std::vector<TextPiece>& out) {
+void PreTokenizer::Apply(const Digits& step, const TextPiece& piece, std::vector<TextPiece>& out) {
   std::vector<Span> spans;
   for (size_t begin = 0; begin < piece.text.size();) {
     const Character c = CharacterAt(piece.text, begin);

@@ -66,9 +66,9 @@ class PreTokenizer {
   static absl::StatusOr<Step> ParseMetaspace(const JsonView& view);
   static absl::StatusOr<Step> ParseSplit(const JsonView& view);
   static void Apply(const Metaspace& step, TextPiece piece, std::vector<TextPiece>& out);
-  static void Apply(const StringSplit& step, TextPiece piece, std::vector<TextPiece>& out);
-  static void Apply(const RegexSplit& step, TextPiece piece, std::vector<TextPiece>& out);
-  static void Apply(const Digits& step, TextPiece piece, std::vector<TextPiece>& out);
+  static void Apply(const StringSplit& step, const TextPiece& piece, std::vector<TextPiece>& out);
+  static void Apply(const RegexSplit& step, const TextPiece& piece, std::vector<TextPiece>& out);
+  static void Apply(const Digits& step, const TextPiece& piece, std::vector<TextPiece>& out);
   static void Apply(const ByteLevel& step, TextPiece piece, std::vector<TextPiece>& out);
 
   std::vector<Step> steps_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/json_util.h"
@@ -264,7 +265,7 @@ TEST(TokenizerTest, NoNameInAClientsTextIsAToken) {
           "<loc0001>", "<seg003>", "<image>", "<fake_token_around_image>", "<|im_end|>",
           "<|endoftext|>", "<end_of_utterance>", "<row_1_col_1>"}) {
       const std::optional<int32_t> id = tokenizer->TokenToId(name);
-      for (const std::string& text : {name, "put " + name + " in\n" + name + name}) {
+      for (const std::string& text : {name, absl::StrCat("put ", name, " in\n", name, name)}) {
         const auto ids = Encode(*tokenizer, text, {false, false});
         EXPECT_EQ(id ? std::count(ids.begin(), ids.end(), *id) : 0, 0) << text;
         EXPECT_EQ(TextDecoder::Decode(*tokenizer, ids), text);
