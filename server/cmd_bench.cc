@@ -79,7 +79,7 @@ absl::StatusOr<nlohmann::json> Run(const BenchOptions& options) {
     auto frame = std::make_shared<Content>();
     frame->width = camera.width;
     frame->height = camera.height;
-    frame->rgb.assign(size_t{camera.width} * camera.height * 3, 127);
+    frame->rgb = GrayImage(camera.width, camera.height, camera.dtype, 127).rgb;
     EncodeItem encode;
     encode.frame = frame;
     encode.camera = index;

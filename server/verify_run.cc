@@ -112,7 +112,7 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
   }
   const auto frame_of = [&](uint32_t camera) -> absl::StatusOr<ContentRef> {
     PixelRows rows(input.image);
-    ASSIGN_OR_RETURN(Rgb8Image frame, model.Preprocess(camera, rows));
+    ASSIGN_OR_RETURN(ModelImage frame, model.Preprocess(camera, rows));
     auto content = std::make_shared<Content>();
     content->width = frame.width;
     content->height = frame.height;

@@ -15,7 +15,7 @@ struct Content {
   Digest128 digest;    // of the fields below, domain "frame.v1"
   uint32_t width = 0;  // pixels, after resize to the model's input
   uint32_t height = 0;
-  Pixels rgb;         // [height, width, 3]
+  Pixels rgb;         // [height, width, 3] in the dtype of the model's camera
   MemoryHold memory;  // of the pixels
 };
 using ContentRef = std::shared_ptr<const Content>;

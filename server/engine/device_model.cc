@@ -69,6 +69,9 @@ TapSink* TapOf(const StepPlan& plan) {
   return tap;
 }
 
+// Of the frames of a camera, bytes.
+constexpr size_t kFrameAlignment = 64;
+
 struct DeviceSizes {
   size_t embeddings = 0;
   size_t tokens = 0;
@@ -90,8 +93,8 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   sizes.tops = size_t{options.max_logit_rows} * kMaxTopTokens * (sizeof(int32_t) + sizeof(float));
   size_t frame_bytes = 0;
   for (const CameraSpec& camera : spec.cameras)
-    frame_bytes = std::max(frame_bytes, size_t{camera.width} * camera.height * 3);
-  sizes.rgb = size_t{options.max_frames} * frame_bytes;
+    frame_bytes = std::max(frame_bytes, camera.FrameBytes());
+  sizes.rgb = size_t{options.max_frames} * frame_bytes + spec.cameras.size() * kFrameAlignment;
   // Pages are part-full only where a segment ends, so they hold more than 8 tokens on average.
   const size_t max_seqs = options.max_rows;
   sizes.pages = max_seqs * (spec.max_positions / 8 + 16);
@@ -246,7 +249,8 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
   size_t staged_bytes = 0;
   for (uint32_t camera = 0; camera < spec.cameras.size(); ++camera) {
     const CameraSpec& shape = spec.cameras[camera];
-    const size_t frame_bytes = size_t{shape.width} * shape.height * 3;
+    const size_t frame_bytes = shape.FrameBytes();
+    staged_bytes = (staged_bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
     const size_t begin = staged_bytes;
     std::vector<TensorView> out;
     for (const EncodeItem& item : plan.encodes) {
@@ -264,11 +268,11 @@ absl::Status DeviceModel::RunEncodes(ExecContext& ctx, const StepPlan& plan) {
     if (out.empty()) continue;
     const auto frames = static_cast<int64_t>(out.size());
     EncodeBatch batch;
-    batch.rgb = rgb_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin);
+    batch.rgb = rgb_->View(shape.dtype, {frames, shape.height, shape.width, 3}, begin);
     batch.out = out;
     batch.layers = layers;
     RETURN_IF_ERROR(stream_.Copy(
-        batch.rgb, rgb_host_->View(DType::kU8, {frames, shape.height, shape.width, 3}, begin)));
+        batch.rgb, rgb_host_->View(shape.dtype, {frames, shape.height, shape.width, 3}, begin)));
     RETURN_IF_ERROR(model_.Encode(ctx, batch));
   }
   return absl::OkStatus();

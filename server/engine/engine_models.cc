@@ -183,10 +183,11 @@ absl::Status Engine::Impl::WarmUp(const ServedModel& model) {
         DigestBuilder("kv.salt.v1").Field("warm up").Field(uint64_t{run}).Finish(),
         model.kv.block_tokens);
     const auto frame_of = [&](uint32_t camera) -> ContentRef {
+      const CameraSpec& shape = spec.cameras[camera];
       auto frame = std::make_shared<Content>();
-      frame->width = spec.cameras[camera].width;
-      frame->height = spec.cameras[camera].height;
-      frame->rgb.assign(size_t{frame->width} * frame->height * 3, static_cast<uint8_t>(run));
+      frame->width = shape.width;
+      frame->height = shape.height;
+      frame->rgb = GrayImage(shape.width, shape.height, shape.dtype, static_cast<uint8_t>(run)).rgb;
       frame->digest = DigestBytes("frame.warmup", frame->rgb);
       return frame;
     };

@@ -57,11 +57,11 @@ class VitTower {
   static absl::StatusOr<VitTower> Load(WeightLoader& loader, const VitSpec& spec);
 
   const VitSpec& spec() const { return spec_; }
-  // rgb [G, image_size, image_size, 3] U8 (device) to out [G * patches, width] in the compute
-  // dtype, rows may be strided. Stages: pixels_tap [G * patches, 3 * patch_size^2];
-  // <tap>.patch_embed, .block0.{in,attn,mlp,out}; attn and mlp before layer scale and residual.
-  // Runs blocks [begin, end) of it. The residual stream lies in `kept` from its first block to its
-  // last, which writes `out`.
+  // rgb [G, image_size, image_size, 3] U8 or F32 (device; see Ops::Patchify) to out [G * patches,
+  // width] in the compute dtype, rows may be strided. Stages: pixels_tap [G * patches, 3 *
+  // patch_size^2]; <tap>.patch_embed, .block0.{in,attn,mlp,out}; attn and mlp before layer scale
+  // and residual. Runs blocks [begin, end) of it. The residual stream lies in `kept` from its first
+  // block to its last, which writes `out`.
   absl::Status Run(ExecContext& ctx, StageTap& tap, Arena& kept, uint32_t begin, uint32_t end,
                    const TensorView& rgb, const TensorView& out) const;
 

@@ -13,7 +13,7 @@
 #include "base/digest.h"
 #include "base/modality.h"
 #include "base/status.h"
-#include "model/image_decode.h"
+#include "model/model_image.h"
 #include "model/tokenizer.h"
 #include "tensor/arena.h"
 #include "tensor/backend.h"
@@ -24,6 +24,8 @@ struct CameraSpec {
   std::string name;
   uint32_t width = 0;  // pixels the model takes; any frame is resized to it
   uint32_t height = 0;
+  DType dtype = DType::kU8;  // of a channel: U8, or F32 where Preprocess gives normalised values
+  size_t FrameBytes() const { return size_t{width} * height * 3 * DTypeSize(dtype); }
 };
 
 // One set of dataset statistics: how a normalised action becomes a command.
@@ -156,8 +158,8 @@ struct LayerRange {
   bool Has(uint32_t layer) const { return begin <= layer && layer < end; }
 };
 
-// Frames to embeddings. Frame g of `rgb` [G, H, W, 3] U8 (device) goes to out[g] [vision_tokens,
-// hidden] F32 (device).
+// Frames to embeddings. Frame g of `rgb` [G, H, W, 3] (device, in the camera's dtype) goes to
+// out[g] [vision_tokens, hidden] F32 (device).
 struct EncodeBatch {
   TensorView rgb;
   std::span<const TensorView> out;
@@ -231,9 +233,9 @@ class Model {
   virtual absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
   virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;
-  // Resize, crop or letterbox to the model's input; [height, width, 3] of the camera's spec. Takes
-  // all rows.
-  virtual absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const = 0;
+  // Resize, crop or letterbox to the model's input: size and dtype of the camera's spec. Takes all
+  // rows.
+  virtual absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const = 0;
   // What reads and writes the model's texts; null: it writes none.
   virtual const Tokenizer* tokenizer() const { return nullptr; }
   // A prompt as it is, without the words that BuildPrompt puts around an instruction: the frames of

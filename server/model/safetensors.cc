@@ -1,15 +1,7 @@
 #include "model/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
-#include <optional>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -17,80 +9,11 @@
 #include "model/json_util.h"
 
 namespace saccade {
-namespace {
-
-struct DTypeRow {
-  std::string_view name;
-  size_t size;
-  std::optional<DType> dtype;  // nullopt: the server has no such type; the tensor is kept
-};
-
-constexpr std::array<DTypeRow, 15> kDTypes = {{{"F32", 4, DType::kF32},
-                                               {"BF16", 2, DType::kBf16},
-                                               {"F16", 2, DType::kF16},
-                                               {"F64", 8, DType::kF64},
-                                               {"I64", 8, DType::kI64},
-                                               {"I32", 4, DType::kI32},
-                                               {"U8", 1, DType::kU8},
-                                               {"BOOL", 1, DType::kU8},
-                                               {"I8", 1, std::nullopt},
-                                               {"I16", 2, std::nullopt},
-                                               {"U16", 2, std::nullopt},
-                                               {"U32", 4, std::nullopt},
-                                               {"U64", 8, std::nullopt},
-                                               {"F8_E4M3", 1, std::nullopt},
-                                               {"F8_E5M2", 1, std::nullopt}}};
-
-const DTypeRow* FindDType(std::string_view name) {
-  const auto* row = std::find_if(kDTypes.begin(), kDTypes.end(),
-                                 [&](const DTypeRow& r) { return r.name == name; });
-  return row == kDTypes.end() ? nullptr : row;
-}
-
-}  // namespace
-
-class SafetensorsFile::Mapping {
- public:
-  Mapping(void* data, size_t size) : data_(data), size_(size) {}
-  ~Mapping() { munmap(data_, size_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  std::span<const uint8_t> bytes() const { return {static_cast<const uint8_t*>(data_), size_}; }
-
- private:
-  void* data_;
-  size_t size_;
-};
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    const int error = errno;
-    if (error == ENOENT) return absl::NotFoundError(StrCat(path, ": no such file"));
-    return absl::InvalidArgumentError(StrCat(path, ": ", std::strerror(error)));
-  }
-  struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    close(fd);
-    return absl::InvalidArgumentError(StrCat(path, ": not a regular file"));
-  }
-  if (info.st_size < 8) {
-    close(fd);
-    return absl::InvalidArgumentError(
-        StrCat(path, ": ", info.st_size, " bytes are too few for a safetensors file"));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-  const int error = errno;
-  close(fd);
-  if (data == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        StrCat(path, ": cannot map ", size, " bytes: ", std::strerror(error)));
-  }
   SafetensorsFile file;
-  file.mapping_ = std::make_shared<const Mapping>(data, size);
-  file.path_ = path;
-  RETURN_IF_ERROR(file.ParseHeader(file.mapping_->bytes()));
+  ASSIGN_OR_RETURN(const std::span<const uint8_t> bytes, file.Map(path, 8, "safetensors"));
+  RETURN_IF_ERROR(file.ParseHeader(bytes));
   return file;
 }
 
@@ -138,8 +61,8 @@ absl::Status SafetensorsFile::ParseHeader(std::span<const uint8_t> bytes) {
     }
     Entry entry;
     ASSIGN_OR_RETURN(entry.dtype, member.String("dtype"));
-    const DTypeRow* row = FindDType(entry.dtype);
-    if (row == nullptr) return member.Error(StrCat("unknown dtype \"", entry.dtype, "\""));
+    const StoredType* type = FindStoredType(entry.dtype);
+    if (type == nullptr) return member.Error(StrCat("unknown dtype \"", entry.dtype, "\""));
     ASSIGN_OR_RETURN(const JsonView shape, member.Get("shape"));
     ASSIGN_OR_RETURN(entry.dims, shape.AsInts(0, std::numeric_limits<int64_t>::max()));
     ASSIGN_OR_RETURN(const JsonView offsets_view, member.Get("data_offsets"));
@@ -155,14 +78,7 @@ absl::Status SafetensorsFile::ParseHeader(std::span<const uint8_t> bytes) {
     }
     entry.offset = static_cast<size_t>(offsets[0]);
     entry.bytes = end - entry.offset;
-    size_t size = row->size;
-    bool overflow = false;
-    bool empty = false;
-    for (const int64_t dim : entry.dims) {
-      empty = empty || dim == 0;
-      overflow = overflow || __builtin_mul_overflow(size, static_cast<size_t>(dim), &size);
-    }
-    if ((overflow && !empty) || (empty ? 0 : size) != entry.bytes) {
+    if (DenseBytes(*type, entry.dims) != entry.bytes) {
       return member.Error(StrCat("shape [", absl::StrJoin(entry.dims, ", "), "] of ", entry.dtype,
                                  " does not take the ", entry.bytes, " bytes of its data_offsets"));
     }
@@ -188,50 +104,8 @@ absl::Status SafetensorsFile::ParseHeader(std::span<const uint8_t> bytes) {
     return error("the tensors take ", expected, " bytes of data, the file holds ", data_.size());
   }
 
-  for (const auto& [name, entry] : order) {
-    const size_t alignment = FindDType(entry->dtype)->size;
-    const uint8_t* begin = data_.data() + entry->offset;
-    if (entry->bytes == 0 || reinterpret_cast<uintptr_t>(begin) % alignment == 0) continue;
-    std::vector<uint64_t>& copy = realigned_[*name];
-    copy.resize((entry->bytes + 7) / 8);
-    std::memcpy(copy.data(), begin, entry->bytes);
-  }
+  Realign();
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::span<const uint8_t>> SafetensorsFile::Bytes(std::string_view name) const {
-  const auto it = entries_.find(name);
-  if (it == entries_.end()) {
-    return absl::NotFoundError(StrCat(path_, ": no tensor \"", name, "\""));
-  }
-  return data_.subspan(it->second.offset, it->second.bytes);
-}
-
-absl::StatusOr<TensorView> SafetensorsFile::Tensor(std::string_view name) const {
-  ASSIGN_OR_RETURN(const std::span<const uint8_t> bytes, Bytes(name));
-  const Entry& entry = entries_.find(name)->second;
-  const DTypeRow* row = FindDType(entry.dtype);
-  if (!row->dtype) {
-    return absl::UnimplementedError(
-        StrCat(path_, ": ", name, ": dtype ", entry.dtype, " is not supported"));
-  }
-  if (entry.dims.size() > TensorView::kMaxRank) {
-    return absl::UnimplementedError(StrCat(path_, ": ", name, ": rank ", entry.dims.size(),
-                                           ", at most ", TensorView::kMaxRank, " is supported"));
-  }
-  const void* data = bytes.data();
-  const auto copy = realigned_.find(name);
-  if (copy != realigned_.end()) data = copy->second.data();
-  // TensorView has no read-only form; the pages are mapped without write permission.
-  TensorView view = TensorView::Dense(const_cast<void*>(data), *row->dtype, MemKind::kHost, {});
-  view.rank = static_cast<uint8_t>(entry.dims.size());
-  int64_t stride = 1;
-  for (size_t i = entry.dims.size(); i-- > 0;) {
-    view.dims[i] = entry.dims[i];
-    view.strides[i] = stride;
-    stride *= std::max<int64_t>(entry.dims[i], 1);
-  }
-  return view;
 }
 
 }  // namespace saccade

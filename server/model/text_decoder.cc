@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "model/tokenizer_bytes.h"
+
 namespace saccade {
 namespace {
 
@@ -40,7 +42,9 @@ bool IsBeginning(std::string_view bytes) {
 }  // namespace
 
 TextDecoder::TextDecoder(const Tokenizer& tokenizer)
-    : tokenizer_(tokenizer), strip_(tokenizer.decoding().strip) {}
+    : tokenizer_(tokenizer),
+      byte_level_(tokenizer.decoding().byte_level),
+      strip_(tokenizer.decoding().strip) {}
 
 void TextDecoder::Emit(std::string_view text, std::string& out) {
   while (strip_ > 0 && text.starts_with(' ')) {
@@ -51,21 +55,27 @@ void TextDecoder::Emit(std::string_view text, std::string& out) {
   out.append(text);
 }
 
-void TextDecoder::DropBytes(size_t count, std::string& out) {
-  for (size_t i = 0; i < count; ++i) Emit(kReplacement, out);
-  bytes_.erase(0, count);
+void TextDecoder::DropBytes(std::string& out) {
+  // Of byte-level tokens the beginning of a character is replaced as one, of byte fallback each
+  // byte.
+  const size_t marks = byte_level_ ? std::min<size_t>(bytes_.size(), 1) : bytes_.size();
+  for (size_t i = 0; i < marks; ++i) Emit(kReplacement, out);
+  bytes_.clear();
 }
 
 void TextDecoder::PushByte(char byte, std::string& out) {
   bytes_.push_back(byte);
-  while (!bytes_.empty() && !IsBeginning(bytes_)) {
-    if (IsValidUtf8(bytes_)) {
-      Emit(bytes_, out);
-      bytes_.clear();
-    } else {
-      DropBytes(1, out);
-    }
+  if (IsBeginning(bytes_)) return;
+  if (!IsValidUtf8(bytes_)) {
+    // What was there never becomes a character; the new byte may begin one.
+    bytes_.pop_back();
+    DropBytes(out);
+    bytes_.push_back(byte);
+    if (IsBeginning(bytes_)) return;
+    if (!IsValidUtf8(bytes_)) return DropBytes(out);
   }
+  Emit(bytes_, out);
+  bytes_.clear();
 }
 
 std::string TextDecoder::Push(int32_t id) {
@@ -74,12 +84,16 @@ std::string TextDecoder::Push(int32_t id) {
   if (!token || tokenizer_.IsControl(id)) return out;
   const Tokenizer::Decoding& decoding = tokenizer_.decoding();
   const bool first = std::exchange(first_, false);
+  if (byte_level_) {
+    for (const char c : AlphabetToBytes(*token)) PushByte(c, out);
+    return out;
+  }
   const std::optional<char> byte = decoding.bytes ? ByteOf(*token) : std::nullopt;
   if (byte) {
     PushByte(*byte, out);
     return out;
   }
-  DropBytes(bytes_.size(), out);
+  DropBytes(out);
   std::string text;
   std::string_view rest = *token;
   while (!rest.empty()) {
@@ -95,7 +109,7 @@ std::string TextDecoder::Push(int32_t id) {
 
 std::string TextDecoder::Finish() {
   std::string out;
-  DropBytes(bytes_.size(), out);
+  DropBytes(out);
   return out;
 }
 

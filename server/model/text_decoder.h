@@ -1,9 +1,9 @@
 #pragma once
 // TextDecoder: token ids to text, one token at a time. What is returned is whole UTF-8 characters:
-// a character that is spelled in bytes (byte fallback) comes with its last byte. All pieces
-// together are the reference's decode(ids, skip_special_tokens=True), but for bytes that make no
-// character: each of those becomes U+FFFD alone, where `tokenizers` replaces the whole run of
-// bytes around it (it looks ahead, a stream cannot).
+// a character that is spelled in bytes (byte fallback, byte-level tokens) comes with its last byte.
+// All pieces together are the reference's decode(ids, skip_special_tokens=True), but for bytes of
+// byte fallback that make no character: each of those becomes U+FFFD alone, where `tokenizers`
+// replaces the whole run of bytes around it (it looks ahead, a stream cannot).
 #include <cstdint>
 #include <span>
 #include <string>
@@ -28,10 +28,11 @@ class TextDecoder {
 
  private:
   void PushByte(char byte, std::string& out);
-  void DropBytes(size_t count, std::string& out);
+  void DropBytes(std::string& out);
   void Emit(std::string_view text, std::string& out);
 
   const Tokenizer& tokenizer_;
+  const bool byte_level_;
   uint32_t strip_;     // spaces that may still be dropped from the front
   bool first_ = true;  // no token with a text was seen yet
   std::string bytes_;  // the beginning of a character

@@ -3,6 +3,8 @@
 #include "base/strings.h"
 #include "model/json_util.h"
 #include "model/tokenizer_spm.h"
+#include "model/tokenizer_vocab.h"
+#include "model/unicode_class.h"
 
 namespace saccade {
 namespace {
@@ -25,7 +27,7 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> LoadSentencePiece(const std::st
     const JsonView view(*added, "added_tokens.json");
     if (!added->is_object()) return view.Error("expected an object");
     for (const auto& item : added->items()) {
-      ASSIGN_OR_RETURN(const int64_t id, view.Int(item.key(), 0, 1 << 22));
+      ASSIGN_OR_RETURN(const int64_t id, view.Int(item.key(), 0, kMaxTokenIds - 1));
       options.added_tokens.emplace(item.key(), static_cast<int32_t>(id));
     }
   } else if (!absl::IsNotFound(added.status())) {
@@ -50,6 +52,16 @@ absl::StatusOr<int32_t> Tokenizer::EmptyTokenId() const {
   const std::optional<int32_t> id = TokenToId("\u2581");
   if (!id) return absl::NotFoundError("the tokenizer has no empty token \"\u2581\" (U+2581)");
   return *id;
+}
+
+bool IsNamed(std::string_view token) {
+  for (size_t i = 0; i < token.size();) {
+    const Character c = CharacterAt(token, i);
+    const CharClass kind = ClassOf(c.code);
+    if (kind != CharClass::kOther && kind != CharClass::kSpace) return true;
+    i += c.size;
+  }
+  return false;
 }
 
 bool IsValidUtf8(std::string_view text) {

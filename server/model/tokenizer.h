@@ -1,11 +1,10 @@
 #pragma once
 // Text to token ids, equal to the reference. Two formats, one interface:
-//   tokenizer.json   Hugging Face `tokenizers` BPE (tokenizer_json.cc): normalizers Sequence,
-//   Prepend and Replace of a
-//                    string; pre-tokenizers Metaspace and Split of a string; byte fallback; added
-//                    tokens; TemplateProcessing. Anything else in the file is UNIMPLEMENTED naming
-//                    the part. Of decoders Replace, ByteFallback, Fuse, Strip and Metaspace; with
-//                    another one text is read and not written.
+//   tokenizer.json   Hugging Face `tokenizers` BPE (tokenizer_json.cc), of characters with byte
+//                    fallback or of bytes. What normalizers (tokenizer_normalize.h) and
+//                    pre-tokenizers (tokenizer_split.h) there are is said there; a part that is
+//                    not is UNIMPLEMENTED by its name. Of decoders Replace, ByteFallback, Fuse,
+//                    Strip, Metaspace and ByteLevel; with another one text is read and not written.
 //   tokenizer.model  SentencePiece BPE (tokenizer_spm.cc), used when the folder has no
 //   tokenizer.json.
 // Immutable after Load; any thread may encode. Time is O(n log n) in the length of the text.
@@ -24,10 +23,12 @@ namespace saccade {
 struct EncodeOptions {
   // Add what the tokenizer's template adds around a text (Llama: BOS in front).
   bool add_special_tokens = true;
-  // true, as the reference does for prompts: the text of a special token ("<s>") inside `text`
-  // becomes that token. false: it is plain text, so words of a client can never turn into control
-  // tokens. Added tokens that are not special (Gemma's newline runs) are matched either way. The
-  // default is the reference's; who builds a prompt decides.
+  // true, as the reference does for prompts: the text of an added token ("<s>") inside `text`
+  // becomes that token. false, for the words of a client: that text is plain text where the token
+  // is special or has a name, that is a letter or a digit ("<image>", "<loc0001>"), so no words
+  // turn into a token that means something else to the model. Added tokens that are neither
+  // (Gemma's runs of newlines) are how such text is written and are matched either way. The default
+  // is the reference's; who builds a prompt decides.
   bool allow_special = true;
 };
 
@@ -57,6 +58,7 @@ class Tokenizer {
     std::string mark;  // stands for `space` in tokens; empty: nothing does
     std::string space;
     bool bytes = false;       // <0x00> to <0xFF> are bytes
+    bool byte_level = false;  // each character is a byte (tokenizer_bytes.h); nothing else applies
     bool bare_start = false;  // no space for the marks of the first token
     uint32_t strip = 0;       // spaces dropped from the front, at most
   };
@@ -69,6 +71,9 @@ class Tokenizer {
  protected:
   Decoding decoding_;
 };
+
+// Whether an added token has a name; see EncodeOptions::allow_special. `token` is valid UTF-8.
+bool IsNamed(std::string_view token);
 
 // True for well-formed UTF-8 (no overlong forms, no surrogates, at most U+10FFFF).
 bool IsValidUtf8(std::string_view text);

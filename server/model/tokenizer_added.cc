@@ -5,6 +5,8 @@
 namespace saccade {
 namespace {
 
+constexpr size_t kMaxNodes = 1 << 19;
+
 template <class Children>
 uint32_t Child(const Children& children, unsigned char byte) {
   const auto it = std::find_if(children.begin(), children.end(),
@@ -14,8 +16,9 @@ uint32_t Child(const Children& children, unsigned char byte) {
 
 }  // namespace
 
-void TokenMatcher::Add(std::string_view pattern, int32_t id, bool special) {
-  if (pattern.empty()) return;
+bool TokenMatcher::Add(std::string_view pattern, int32_t id, bool special) {
+  if (pattern.empty()) return true;
+  if (nodes_.size() + pattern.size() > kMaxNodes) return false;
   uint32_t node = 0;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const auto byte = static_cast<unsigned char>(pattern[i]);
@@ -34,6 +37,7 @@ void TokenMatcher::Add(std::string_view pattern, int32_t id, bool special) {
   nodes_[node].terminal = true;
   nodes_[node].special = special;
   nodes_[node].id = id;
+  return true;
 }
 
 TokenMatcher::Match TokenMatcher::LongestAt(std::string_view text, size_t position) const {

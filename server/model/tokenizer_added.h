@@ -17,14 +17,16 @@ class TokenMatcher {
     bool special = false;
   };
 
-  // Adding a pattern again replaces its id. Empty patterns are ignored.
-  void Add(std::string_view pattern, int32_t id, bool special);
+  // Adding a pattern again replaces its id. Empty patterns are ignored. false: there is no room;
+  // room is for half a million bytes that are not the beginning of another pattern, so that no file
+  // takes memory without bound.
+  bool Add(std::string_view pattern, int32_t id, bool special);
   bool empty() const { return nodes_.size() == 1; }
   // The longest pattern that begins at text[position].
   Match LongestAt(std::string_view text, size_t position) const;
 
   // Calls on_text(piece) and on_token(id) in order of the text; pieces are never empty. With
-  // skip_special the matches of special tokens stay part of the text around them.
+  // skip_special the matches of special patterns stay part of the text around them.
   template <class OnText, class OnToken>
   void Split(std::string_view text, bool skip_special, OnText&& on_text, OnToken&& on_token) const {
     size_t begin = 0;

@@ -11,12 +11,13 @@
 
 #include "base/strings.h"
 #include "model/tokenizer_added.h"
+#include "model/tokenizer_vocab.h"
 
 namespace saccade {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\u2581";
-constexpr size_t kMaxPieces = 1 << 22;
+constexpr size_t kMaxPieces = kMaxTokenIds;
 constexpr size_t kMaxPieceBytes = 1024;
 constexpr size_t kMaxTextBytes = 16 << 20;
 
@@ -237,13 +238,15 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
  private:
-  void EncodePiece(std::string_view raw, std::vector<int32_t>& out) const;
-  // Id of a piece that text can become; nullopt for unknown, control and byte pieces.
-  std::optional<int32_t> TextId(std::string_view text) const {
+  void EncodePiece(std::string_view raw, bool guard, std::vector<int32_t>& out) const;
+  // Id of a piece that text can become; nullopt for unknown, control and byte pieces, and with
+  // `guard` for user-defined ones with a name.
+  std::optional<int32_t> TextId(std::string_view text, bool guard) const {
     const std::optional<int32_t> id = TokenToId(text);
     if (!id) return std::nullopt;
     const uint64_t type = pieces_[static_cast<size_t>(*id)].type;
-    return type == kNormal || type == kUserDefined ? id : std::nullopt;
+    const bool allowed = type == kNormal || (type == kUserDefined && !(guard && IsNamed(text)));
+    return allowed ? id : std::nullopt;
   }
 
   std::vector<SpmPiece> pieces_;  // by id; an empty text is an id without a token
@@ -269,6 +272,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
                .bytes = true,
                .strip = add_dummy_prefix_ ? 1U : 0U};
   const size_t model_size = pieces_.size();
+  bool room = true;  // for patterns
   for (const auto& [text, id] : options.added_tokens) {
     if (text.empty() || text.size() > kMaxPieceBytes) {
       return absl::InvalidArgumentError("added_tokens.json: a token is empty or too long");
@@ -280,7 +284,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
                                                ", which is \"", piece.text, "\""));
     }
     if (piece.text.empty()) piece = {text, 0.0F, kControl};
-    special_.Add(text, id, /*special=*/true);
+    room = room && special_.Add(text, id, /*special=*/true);
   }
   constexpr std::string_view kHex = "0123456789ABCDEF";
   byte_ids_.fill(-1);
@@ -296,16 +300,16 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
       case kNormal:
         break;
       case kUserDefined:
-        user_defined_.Add(piece.text, id, /*special=*/false);
+        room = room && user_defined_.Add(piece.text, id, IsNamed(piece.text));
         break;
       case kUnknown:
         if (has_unk) return Malformed("two unknown pieces");
         has_unk = true;
         unk_ = id;
-        special_.Add(piece.text, id, /*special=*/true);
+        room = room && special_.Add(piece.text, id, /*special=*/true);
         break;
       case kControl:
-        special_.Add(piece.text, id, /*special=*/true);
+        room = room && special_.Add(piece.text, id, /*special=*/true);
         break;
       case kByte: {
         const std::string& t = piece.text;
@@ -323,6 +327,7 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
     }
     if (i < model_size) max_piece_bytes_ = std::max(max_piece_bytes_, piece.text.size());
   }
+  if (!room) return Malformed("too much text of control, user-defined and added pieces");
   if (!has_unk) return Malformed("no unknown piece");
   if (byte_fallback_ && std::find(byte_ids_.begin(), byte_ids_.end(), -1) != byte_ids_.end()) {
     return Malformed("byte_fallback without all 256 byte pieces");
@@ -337,7 +342,8 @@ absl::Status SentencePieceTokenizer::Init(SpmModel model, const SentencePieceOpt
   return find(options.add_eos, model.eos_piece, eos_);
 }
 
-void SentencePieceTokenizer::EncodePiece(std::string_view raw, std::vector<int32_t>& out) const {
+void SentencePieceTokenizer::EncodePiece(std::string_view raw, bool guard,
+                                         std::vector<int32_t>& out) const {
   std::string text;
   text.reserve(raw.size() + raw.size() / 2 + kSpaceMark.size());
   if (add_dummy_prefix_) text.append(kSpaceMark);
@@ -352,7 +358,8 @@ void SentencePieceTokenizer::EncodePiece(std::string_view raw, std::vector<int32
   std::vector<Symbol> symbols;
   symbols.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
-    const size_t user_defined = user_defined_.LongestAt(text, i).size;
+    const TokenMatcher::Match match = user_defined_.LongestAt(text, i);
+    const size_t user_defined = guard && match.special ? 0 : match.size;
     const auto lead = static_cast<unsigned char>(text[i]);
     const size_t character = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     const auto index = static_cast<int32_t>(symbols.size());
@@ -373,7 +380,7 @@ void SentencePieceTokenizer::EncodePiece(std::string_view raw, std::vector<int32
     if (left < 0 || right < 0 || at(left).frozen || at(right).frozen) return;
     const int32_t size = at(left).size + at(right).size;
     if (static_cast<size_t>(size) > max_piece_bytes_) return;
-    const std::optional<int32_t> id = TextId(view(at(left), size));
+    const std::optional<int32_t> id = TextId(view(at(left), size), guard);
     if (id) queue.push({pieces_[static_cast<size_t>(*id)].score, left, right, size});
   };
   for (size_t i = 1; i < symbols.size(); ++i) {
@@ -396,7 +403,7 @@ void SentencePieceTokenizer::EncodePiece(std::string_view raw, std::vector<int32
   bool after_unknown = false;
   for (int32_t i = symbols.empty() ? -1 : 0; i >= 0; i = at(i).next) {
     const std::string_view piece = view(at(i), at(i).size);
-    const std::optional<int32_t> id = TextId(piece);
+    const std::optional<int32_t> id = TextId(piece, guard);
     if (id) {
       out.push_back(*id);
     } else if (byte_fallback_) {
@@ -413,10 +420,11 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(
   if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text: not valid UTF-8");
   if (text.size() > kMaxTextBytes)
     return absl::InvalidArgumentError(StrCat("text: longer than ", kMaxTextBytes, " bytes"));
+  const bool guard = !options.allow_special;
   std::vector<int32_t> ids;
   if (options.add_special_tokens && bos_) ids.push_back(*bos_);
   special_.Split(
-      text, !options.allow_special, [&](std::string_view piece) { EncodePiece(piece, ids); },
+      text, guard, [&](std::string_view piece) { EncodePiece(piece, guard, ids); },
       [&ids](int32_t id) { ids.push_back(id); });
   if (options.add_special_tokens && eos_) ids.push_back(*eos_);
   return ids;

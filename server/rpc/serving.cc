@@ -285,7 +285,7 @@ absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t cam
   const CameraSpec& spec = model.model->spec().cameras[camera];
   // Both before a byte is decoded: what has no room costs nothing.
   absl::StatusOr<MemoryHold> kept =
-      MemoryBudget::Hold(memory_, MemoryKind::kFrames, uint64_t{spec.width} * spec.height * 3);
+      MemoryBudget::Hold(memory_, MemoryKind::kFrames, spec.FrameBytes());
   absl::StatusOr<MemoryHold> decoding =
       MemoryBudget::Hold(memory_, MemoryKind::kDecode, DecodeBytes(frame, PixelsToDecode(frame)));
   for (const absl::StatusOr<MemoryHold>* hold : {&kept, &decoding}) {
@@ -298,7 +298,7 @@ absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t cam
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<ImageRows> rows,
                    OpenFrame(frame, settings()->image, prefix));
-  absl::StatusOr<Rgb8Image> resized = model.model->Preprocess(camera, *rows);
+  absl::StatusOr<ModelImage> resized = model.model->Preprocess(camera, *rows);
   if (!resized.ok()) {
     if (GetErrorInfo(resized.status()).field != "image") return resized.status();
     return InvalidField(ImageField(frame, prefix), FromAbsl(resized.status().message()));

@@ -24,7 +24,7 @@ class ContentStore {
   ContentStore(const ContentStore&) = delete;
   ContentStore& operator=(const ContentStore&) = delete;
 
-  // The one object for these pixels; `rgb` holds width * height * 3 bytes.
+  // The one object for these pixels: width * height * 3 values of any type.
   // `memory` goes with them, or back when the frame is known already.
   ContentRef Intern(uint32_t width, uint32_t height, Pixels rgb, MemoryHold memory = {});
   // Frames known now, expired ones that were not swept yet included.

@@ -200,9 +200,10 @@ class Ops {
   // out[m,:] = in[index[m],:] for rank-2 F32; an index < 0 leaves row m untouched.
   virtual absl::Status GatherRows(Stream&, TensorView in, TensorView index,
                                   TensorView out) const = 0;
-  // Frames to normalised patches: out[g*P + p, c*ps*ps + y*ps + x] = (rgb/255 - mean[c]) / std[c],
-  // patches row-major. rgb [G, H, W, 3] U8; out [G * (H/ps) * (W/ps), 3*ps*ps] F32 or T. Division
-  // and subtraction each rounded to F32.
+  // Frames to normalised patches: out[g*P + p, c*ps*ps + y*ps + x] = (v - mean[c]) / std[c],
+  // patches row-major. rgb [G, H, W, 3] U8, v = rgb/255; or F32, v = rgb (mean 0 and std 1 keep its
+  // bits). out [G * (H/ps) * (W/ps), 3*ps*ps] F32 or T. Division and subtraction each rounded to
+  // F32.
   virtual absl::Status Patchify(Stream&, TensorView rgb, uint32_t patch_size,
                                 std::span<const float, 3> mean, std::span<const float, 3> std,
                                 TensorView out) const = 0;

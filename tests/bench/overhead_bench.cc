@@ -99,7 +99,7 @@ class FreeModel final : public Model {
     return Prompt{
         {{Modality::kText, {1}}, {Modality::kVision}, {Modality::kText, {ids.begin(), ids.end()}}}};
   }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+  absl::StatusOr<ModelImage> Preprocess(uint32_t, ImageRows& rows) const override {
     return Resize(rows, kInput, kInput, ResizeFilter::kBicubic);
   }
   bool IsActionToken(int32_t) const override { return true; }

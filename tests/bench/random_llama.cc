@@ -94,7 +94,7 @@ class RandomLlama final : public Model {
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
     return Prompt{{{Modality::kText, {ids.begin(), ids.end()}}}};
   }
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows&) const override {
+  absl::StatusOr<ModelImage> Preprocess(uint32_t, ImageRows&) const override {
     return absl::InvalidArgumentError("this model has no camera");
   }
   bool IsActionToken(int32_t) const override { return true; }

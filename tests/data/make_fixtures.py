@@ -2,7 +2,7 @@
 
     python make_fixtures.py GOLDEN_DATA     # needs numpy pillow<13 safetensors tokenizers
 
-GOLDEN_DATA is the reference's data folder (preproc/, tokenizers/). Deterministic: same inputs, same bytes.
+GOLDEN_DATA is the reference's data folder (preproc/, tokenizers/, a folder per model). Deterministic: same inputs, same bytes.
 """
 import io
 import json
@@ -10,12 +10,14 @@ import random
 import shutil
 import struct
 import sys
+import unicodedata
 import zlib
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
 GOLDEN = Path(sys.argv[1])
@@ -62,6 +64,58 @@ def resize():
                 p = p.crop((left, top, left + 56, top + 56))
             out[f"case.{h}x{w}.{strategy}"] = np.asarray(p)
     save_file(out, str(HERE / "preprocess.safetensors"))
+
+
+def resize_with_pad():
+    """Frames of lerobot and openpi policies: `NAME.in` to `NAME.out` [3, h, w] in [-1, 1]."""
+    out = {}
+    for model, cameras in (("smolvla", ("top", "wrist")), ("pi0", ("base", "wrist")), ("pi05", ("base", "wrist"))):
+        golden = load_file(str(GOLDEN / model / "golden.safetensors"))
+        for i, camera in enumerate(cameras):
+            out[f"{model}.{camera}.in"] = golden[f"image.{camera}_u8"]
+            out[f"{model}.{camera}.out"] = golden[f"pixels.{i}"][0]
+    crop = load_file(str(GOLDEN / "preproc/pad_crop.safetensors"))
+    for model, name in (("smolvla", "smolvla"), ("pi0", "openpi")):
+        out[f"{model}.odd.in"] = crop["in_u8"]
+        out[f"{model}.odd.out"] = crop[f"{name}_resize_with_pad_56x72"] * 2 - 1
+    # Aspect ignored, values in [0, 1] as float16; the inputs are in resize.safetensors.
+    for k, v in load_file(str(GOLDEN / "preproc/resize.safetensors")).items():
+        if k.endswith("noaa"):
+            out[k] = np.ascontiguousarray(v[:, ::4, ::4])
+    save_file(out, str(HERE / "resize_with_pad.safetensors"))
+
+
+def adapters():
+    """What folders say about normalisation, without their weights, and what comes of it."""
+    out = {}
+    for model in ("smolvla", "pi0", "pi05", "pi0_fast"):
+        folder = HERE / "adapters" / model
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = GOLDEN / model / "checkpoint"
+        for file in ["config.json", *(p.name for p in checkpoint.glob("policy_*"))]:
+            (folder / file).write_bytes((checkpoint / file).read_bytes())
+        save_file({"none": np.zeros(1, np.float32)}, str(folder / "model.safetensors"))
+        golden = load_file(str(GOLDEN / model / "golden.safetensors"))
+        for name in ("state_raw", "state_normalized", "actions_normalized", "actions"):
+            if name in golden:
+                out[f"{model}.{name}"] = golden[name]
+    (HERE / "adapters/openvla_oft").mkdir(exist_ok=True)
+    statistics = "openvla_oft/checkpoint/dataset_statistics.json"
+    (HERE / "adapters/openvla_oft/dataset_statistics.json").write_bytes((GOLDEN / statistics).read_bytes())
+    golden = load_file(str(GOLDEN / "openvla_oft/golden.safetensors"))
+    for name in ("proprio_raw", "proprio_normalized", "normalized_actions", "actions"):
+        out[f"openvla_oft.{name}"] = golden[name]
+    save_file(out, str(HERE / "adapters/golden.safetensors"))
+
+
+def fast_tokens():
+    """FAST: answers of the text model, their FAST ids and the actions they are. tokenizer.json is in tokenizers()."""
+    config = "pi0_fast/checkpoint/fast_tokenizer/processor_config.json"
+    (HERE / "tokenizers/fast/processor_config.json").write_bytes((GOLDEN / config).read_bytes())
+    golden = load_file(str(GOLDEN / "pi0_fast/golden.safetensors"))
+    keep = ("fast_ids", "sequence", "decoded", "chunk", "generated_ids", "actions_normalized")
+    out = {k: v for k, v in golden.items() if k.split(".")[-1] in keep}
+    save_file(out, str(HERE / "tokenizers/fast/golden.safetensors"))
 
 
 # ------------------------------------------------------------------------------------------- images
@@ -189,9 +243,9 @@ def corpus():
     r = random.Random(11)
     words = ("pick up the red block and place it in bowl put black on plate open top drawer What action should robot "
              "take to In: Out: State: 127 0 255 USER: ASSISTANT: café naïve 你好 こんにちは Привет עברית ไทย "
-             "🤖 👩‍👩‍👧 e\u0301 Å ﬁ \u1d2c\u0bb5 \U00010348 ꙮ").split()
+             "🤖 👩‍👩‍👧 e\u0301 Å ﬁ \u1d2c\u0bb5 \U00010348 ꙮ don't WE'LL o'\u017f 'Re ٣٤٥ Ⅻ½ x² 12345 ... (ok) A\u030a\u0323 각").split()
     glue = [" ", " ", " ", "  ", "\n", "\t", "", "\u2581", "<s>", "</s>", "<unk>", "<bos>", "<eos>", "<pad>", "<PAD>", "<mask>", "\n\n\n", "    ",
-            "\r\n", "\u00a0", "\u3000", "<0x0A>", "<", "\0", "\u200b"]
+            " \n ", "\n \n", "<image>", "<|im_end|>", "<|endoftext|>", "<loc0001>", "\r\n", "\u00a0", "\u3000", "<0x0A>", "<", "\0", "\u200b"]
     lines = ["This is", " This is", "This  is ", "\n", "", " ", "a" * 300, " " * 300, "\n" * 40, "🤖" * 50, "<s><s></s>", "<s>x<s>", "x<s> y",
              "\u2581\u2581", "\ufeffbom", "\U0010ffff\ud7ff\ue000\uffff"]
     for _ in range(184):
@@ -200,31 +254,92 @@ def corpus():
     return lines
 
 
+# Byte-level tokenizers whose only difference from smollm is how they split, by what replaces its parts.
+NEWER = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def newer_split(numbers, invert=False):
+    split = {"type": "Split", "pattern": {"Regex": NEWER % numbers}, "behavior": "Removed" if invert else "Isolated",
+             "invert": invert}
+    return {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}
+
+
+VARIANTS = {
+    "qwen": {"normalizer": {"type": "NFC"}, "pre_tokenizer": newer_split(r"\p{N}")},
+    "llama3": {"pre_tokenizer": newer_split(r"\p{N}{1,3}", invert=True)},
+    "gpt2": {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+    "digits": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext", "invert": False},
+        {"type": "Digits", "individual_digits": False}, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}},
+}
+
+
+def client_text(definition):
+    """The tokenizer to which every added token that is special or has a name is plain text."""
+    for token in definition["added_tokens"]:
+        token["special"] |= any(unicodedata.category(c)[0] in "LN" for c in token["content"])
+    t = Tokenizer.from_str(json.dumps(definition))
+    t.encode_special_tokens = True
+    return t
+
+
+def checkpoint_rows():
+    """Texts that the reference's own policies tokenized, without padding."""
+    rows = []
+    for model, name in (("smolvla", "smollm"), ("pi0", "gemma"), ("pi05", "gemma"), ("pi0_fast", "gemma"), ("openvla_oft", "llama")):
+        golden = json.loads((GOLDEN / model / "golden.json").read_text())
+        tensors = load_file(str(GOLDEN / model / "golden.safetensors"))
+        if model == "openvla_oft":
+            text, ids = golden["prompt"], tensors["input_ids_raw"][0]
+        else:
+            text = golden["task"] + "\n" if model == "smolvla" else golden["prompt_decoded"].removeprefix("<bos>")
+            ids = tensors["tokens"][0][tensors["tokens_mask"][0] == 1]
+        rows.append({"model": model, "tokenizer": name, "text": text, "ids": ids.tolist()})
+    return rows
+
+
 def tokenizers():
-    from tokenizers import Tokenizer
     out = HERE / "tokenizers"
-    for name in ("llama_metaspace", "gemma"):
-        (out / name).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(GOLDEN / "tokenizers" / name / "tokenizer.json", out / name / "tokenizer.json")
+    definitions = {}
+    for name, folder in (("llama", "tokenizers/llama"), ("llama_metaspace", "tokenizers/llama_metaspace"),
+                         ("gemma", "tokenizers/gemma"), ("smollm", "tokenizers/smollm"), ("fast", "pi0_fast/checkpoint/fast_tokenizer")):
+        definitions[name] = json.loads((GOLDEN / folder / "tokenizer.json").read_text())
+        if name != "llama":  # lies with the golden checkpoint
+            (out / name).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(GOLDEN / folder / "tokenizer.json", out / name / "tokenizer.json")
     shutil.copyfile(GOLDEN / "tokenizers/gemma/tokenizer.model", out / "gemma/tokenizer.model")
     shutil.copyfile(GOLDEN / "tokenizers/gemma/tokenizer_config.json", out / "gemma/tokenizer_config.json")
-    (out / "smollm").mkdir(exist_ok=True)
-    shutil.copyfile(GOLDEN / "tokenizers/smollm/tokenizer.json", out / "smollm/tokenizer.json")
     golden = json.loads((GOLDEN / "tokenizers/golden_tokenizers.json").read_text())
-    slim = {n: {"rows": [{"text": r["text"], "ids": r["ids"]} for r in golden[n]["rows"]]}
-            for n in ("llama", "llama_metaspace", "gemma")}
+    slim = {n: {"rows": [{k: r[k] for k in ("text", "ids", "decoded")} for r in golden[n]["rows"]]}
+            for n in ("llama", "llama_metaspace", "gemma", "smollm")}
+    slim["checkpoints"] = checkpoint_rows()
+    fast = Tokenizer.from_str(json.dumps(definitions["fast"]))
+    tensors = load_file(str(GOLDEN / "pi0_fast/golden.safetensors"))
+    ids = [tensors[f"fast{i}.fast_ids"].tolist() for i in range(4)]
+    r = random.Random(5)  # and ids that no chunk has: their bytes are no text
+    ids += [[r.randrange(512) for _ in range(r.randrange(1, 40))] for _ in range(60)]
+    slim["fast"] = [{"ids": i, "text": fast.decode(i)} for i in ids]
     (out / "golden_tokenizers.json").write_text(json.dumps(slim) + "\n")
+    (out / "variants.json").write_text(json.dumps(VARIANTS, indent=1) + "\n")
     rows = {"texts": corpus()}
-    for name in ("llama", "llama_metaspace", "gemma"):
-        t = Tokenizer.from_file(str(GOLDEN / "tokenizers" / name / "tokenizer.json"))
+    for name, change in VARIANTS.items():
+        definitions[name] = definitions["smollm"] | change
+    for name, definition in definitions.items():
+        if name == "fast":
+            continue
+        t = Tokenizer.from_str(json.dumps(definition))
         rows[name] = [t.encode(s).ids for s in rows["texts"]]
-        rows[name + ".bare"] = [t.encode(s, add_special_tokens=False).ids for s in rows["texts"]]
-        t.encode_special_tokens = True
-        rows[name + ".text"] = [t.encode(s).ids for s in rows["texts"]]
+        if name in ("llama", "llama_metaspace", "gemma"):  # the others have no template
+            rows[name + ".bare"] = [t.encode(s, add_special_tokens=False).ids for s in rows["texts"]]
+        if name not in VARIANTS:
+            rows[name + ".text"] = [client_text(definition).encode(s).ids for s in rows["texts"]]
     (out / "corpus.json").write_text(json.dumps(rows, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
     resize()
+    resize_with_pad()
+    adapters()
+    fast_tokens()
     images()
     tokenizers()

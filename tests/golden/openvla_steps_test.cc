@@ -33,7 +33,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-Rgb8Image Frame(const Model& model, uint32_t seed) {
+ModelImage Frame(const Model& model, uint32_t seed) {
   Rgb8Image image;
   image.width = 120 + seed * 13;
   image.height = 90 + seed * 7;
@@ -84,7 +84,7 @@ class Steps : public testing::TestWithParam<Param> {
       trace.cache.push_back(cache.v);
     }
   }
-  Trace Solo(StepRunner& runner, uint32_t s, const Prompt& prompt, const Rgb8Image& frame,
+  Trace Solo(StepRunner& runner, uint32_t s, const Prompt& prompt, const ModelImage& frame,
              uint32_t chunk) {
     RecordingTap tap(*loaded_.backend, {"lm.logits"});
     Trace trace;
@@ -109,7 +109,7 @@ class Steps : public testing::TestWithParam<Param> {
 
 TEST_P(Steps, ChunkedPrefillIsOneShot) {
   const Prompt prompt = ValueOf(model().BuildPrompt({"put the red block into the bowl"}));
-  const Rgb8Image frame = Frame(model(), 1);
+  const ModelImage frame = Frame(model(), 1);
   const auto whole = Runner({});
   const Trace expected = Solo(*whole, 0, prompt, frame, 512);
   for (const uint32_t chunk : {16u, 64u, 100u, 257u}) {
@@ -123,7 +123,7 @@ TEST_P(Steps, ChunkedPrefillIsOneShot) {
 // Cut between any two layers, with stage tensors as they are in one piece.
 TEST_P(Steps, SlicesAreOnePass) {
   const Prompt prompt = ValueOf(model().BuildPrompt({"put the red block into the bowl"}));
-  const Rgb8Image frame = Frame(model(), 1);
+  const ModelImage frame = Frame(model(), 1);
   const std::set<std::string, std::less<>> stages = {
       "lm.logits", "vision.features", "lm.layer0.out",   "lm.final_norm.in",
       "lm.embeds", "prefill.k.1",     "vision.projected"};
@@ -162,7 +162,7 @@ void Steps::MixedBatch(uint32_t layers) {
   limits.logit_rows = kSequences;
   const auto runner = Runner(limits);
   std::vector<Prompt> prompts;
-  std::vector<Rgb8Image> frames;
+  std::vector<ModelImage> frames;
   std::vector<Trace> expected;
   for (uint32_t s = 0; s < kSequences; ++s) {
     prompts.push_back(ValueOf(model().BuildPrompt({"do thing number " + std::string(s + 1, 'x')})));
@@ -226,7 +226,7 @@ TEST_P(Steps, SlicedMixedBatchIsSolo) { MixedBatch(1); }
 TEST_P(Steps, EarlierTrafficLeavesNothing) {
   const Prompt prompt = ValueOf(model().BuildPrompt({"open the drawer"}));
   const Prompt other = ValueOf(model().BuildPrompt({"wave, and then push all of the blue cups"}));
-  const Rgb8Image frame = Frame(model(), 2);
+  const ModelImage frame = Frame(model(), 2);
   const auto runner = Runner({});
   const Trace first = Solo(*runner, 0, prompt, frame, 512);
   (void)Solo(*runner, 0, other, Frame(model(), 5), 96);
@@ -244,7 +244,7 @@ TEST_P(Steps, WorkspaceBoundHolds) {
     limits.logit_rows = sequences;
     const auto runner = Runner(limits);
     std::vector<uint32_t> ids;
-    std::vector<Rgb8Image> frames;
+    std::vector<ModelImage> frames;
     std::vector<StepRunner::Part> parts;
     for (uint32_t s = 0; s < sequences; ++s) {
       runner->Start(s, prompt);

@@ -67,7 +67,7 @@ class GoldenGenerate : public testing::TestWithParam<BackendConfig> {
     const auto* bytes = pixels.As<const uint8_t>();
     image.rgb.assign(bytes, bytes + image.width * size_t{image.height} * 3);
     PixelRows rows(image);
-    const Rgb8Image resized = model_->Preprocess(0, rows).value();
+    const ModelImage resized = model_->Preprocess(0, rows).value();
     auto frame = std::make_shared<Content>();
     frame->width = resized.width;
     frame->height = resized.height;

@@ -284,6 +284,43 @@ TEST_P(RowsTest, ConvertRoundsToNearestEven) {
 // ---- Patchify
 // ------------------------------------------------------------------------------------------------------
 
+TEST_P(RowsTest, PatchifyTakesNormalisedPixels) {
+  const std::array<float, 3> zero = {0, 0, 0};
+  const std::array<float, 3> one = {1, 1, 1};
+  const std::array<float, 3> mean = {0.484375f, 0.455078125f, 0.40625f};
+  const std::array<float, 3> std = {0.228515625f, 0.2236328125f, 0.224609375f};
+  for (const DType type : {kF32, kBf16}) {
+    constexpr int64_t kFrames = 2, kDown = 2, kAcross = 3, kPatch = 4;
+    Rig rig(GetParam());
+    HostTensor pixels{kF32, {kFrames, kDown * kPatch, kAcross * kPatch, 3}, {}};
+    for (int64_t i = 0; i < pixels.numel(); ++i) {
+      pixels.values.push_back(static_cast<double>(static_cast<float>(i % 509) / 254.0f - 1.0f));
+    }
+    pixels.values[5] = -0.0;
+    const DeviceTensor& in = rig.In(pixels);
+    for (const bool identity : {true, false}) {
+      const DeviceTensor& out =
+          rig.Out(type, {kFrames * kDown * kAcross, 3 * kPatch * kPatch}, kStrided);
+      Must(rig.ops().Patchify(rig.stream(), in, kPatch, identity ? zero : mean,
+                              identity ? one : std, out));
+      HostTensor expected{type, {kFrames * kDown * kAcross, 3 * kPatch * kPatch}, {}};
+      for (int64_t row = 0; row < expected.dims[0]; ++row) {
+        for (int64_t at = 0; at < expected.dims[1]; ++at) {
+          const int64_t c = at / (kPatch * kPatch);
+          const int64_t y = row / kAcross * kPatch + at / kPatch % kPatch;  // of all frames
+          const int64_t x = row % kAcross * kPatch + at % kPatch;
+          const auto v = static_cast<float>(
+              pixels.values[static_cast<size_t>((y * kAcross * kPatch + x) * 3 + c)]);
+          const auto channel = static_cast<size_t>(c);
+          const float value = identity ? v : (v - mean[channel]) / std[channel];
+          expected.values.push_back(RoundTo(type, static_cast<double>(value)));
+        }
+      }
+      EXPECT_TRUE(SameBits(rig.Read(out), expected)) << DTypeName(type) << identity;
+    }
+  }
+}
+
 TEST_P(RowsTest, PatchifyIsExact) {
   const std::array<float, 3> mean = {0.484375f, 0.455078125f, 0.40625f};
   const std::array<float, 3> std = {0.228515625f, 0.2236328125f, 0.224609375f};

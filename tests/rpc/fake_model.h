@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -78,6 +79,7 @@ class Gate {
 
 struct FakeModelOptions {
   std::vector<std::string> cameras = {"front"};
+  uint32_t float_cameras = 0;  // the last so many take normalised F32 pixels, the others U8
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
@@ -190,7 +192,7 @@ class FakeModel final : public Model {
     return prompt;
   }
   // Nearest pixel.
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t, ImageRows& rows) const override {
+  absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override {
     ASSIGN_OR_RETURN(const Rgb8Image image, ReadImage(rows));
     Rgb8Image out{kPixels, kPixels, Pixels(size_t{kPixels} * kPixels * 3, 0)};
     for (uint32_t y = 0; y < kPixels; ++y) {
@@ -200,7 +202,13 @@ class FakeModel final : public Model {
         for (size_t c = 0; c < 3; ++c) out.rgb[(y * kPixels + x) * 3 + c] = image.rgb[from + c];
       }
     }
-    return out;
+    if (spec_.cameras[camera].dtype == DType::kU8) return out;
+    ModelImage floats = GrayImage(kPixels, kPixels, DType::kF32, 0);
+    for (size_t i = 0; i < out.rgb.size(); ++i) {
+      const float value = (static_cast<float>(out.rgb[i]) / 255.0F - 0.5F) / 0.5F;
+      std::memcpy(floats.rgb.data() + i * sizeof(value), &value, sizeof(value));
+    }
+    return floats;
   }
   const Tokenizer* tokenizer() const override {
     return options_.writes_text ? &tokenizer_ : nullptr;
@@ -242,8 +250,11 @@ class FakeModel final : public Model {
   }
   absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override {
     if (options_.encode_gate != nullptr) options_.encode_gate->Pass();
-    const float mean[3] = {0.5F, 0.5F, 0.5F};
-    const float std[3] = {0.5F, 0.5F, 0.5F};
+    const bool floats = batch.rgb.dtype == DType::kF32;
+    const float m = floats ? 0 : 0.5F;
+    const float s = floats ? 1 : 0.5F;
+    const float mean[3] = {m, m, m};
+    const float std[3] = {s, s, s};
     for (size_t g = 0; g < batch.out.size(); ++g) {
       const auto row = static_cast<int64_t>(g);
       RETURN_IF_ERROR(ctx.ops.Patchify(ctx.stream, batch.rgb.Rows(row, row + 1), kPatch, mean, std,
@@ -304,6 +315,8 @@ class FakeModel final : public Model {
     spec_.fingerprint = DigestBuilder("fake").Field(uint64_t{options_.cameras.size()}).Finish();
     for (const std::string& name : options_.cameras)
       spec_.cameras.push_back({name, kPixels, kPixels});
+    for (uint32_t i = 0; i < options_.float_cameras; ++i)
+      spec_.cameras[spec_.cameras.size() - 1 - i].dtype = DType::kF32;
     for (const std::string& key : options_.statistics)
       spec_.statistics.push_back({key, options_.action_dim});
     spec_.state_dim = options_.state_dim;

@@ -147,6 +147,32 @@ TEST(SessionRpcTest, TheSamePixelsInAnyContainerAreTheSameFrame) {
   EXPECT_EQ(TokensOf(client.Act(3)).size(), 3U);
 }
 
+// What a model's cameras take is its own affair: the answers are the same, the frames cost more.
+TEST(SessionRpcTest, CamerasMayTakeFloats) {
+  std::vector<std::vector<int32_t>> answers;
+  std::vector<uint64_t> bytes;
+  for (const uint32_t floats : {0U, 1U, 2U}) {
+    TestServer server({.model = {.cameras = {"front", "back"}, .float_cameras = floats},
+                       .memory = uint64_t{1} << 30});
+    SessionClient client(NewChannel(server.address()));
+    client.Open(OpenWith("look both ways"));
+    std::string rgb;
+    for (int i = 0; i < 8 * 6 * 3; ++i) rgb += static_cast<char>(i * 37);
+    for (const char* camera : {"front", "back"}) {
+      v1::VisionFrame frame = RawFrame(camera, 0);
+      frame.mutable_raw()->set_data(rgb);
+      std::reverse(rgb.begin(), rgb.end());
+      client.SendFrame(frame);
+    }
+    answers.push_back(TokensOf(client.Act(1)));
+    bytes.push_back(server.memory()->held(MemoryKind::kFrames));
+  }
+  EXPECT_EQ(answers[0].size(), 3U);
+  EXPECT_EQ(answers[1], answers[0]);
+  EXPECT_EQ(answers[2], answers[0]);
+  EXPECT_EQ(bytes, (std::vector<uint64_t>{96, 240, 384}));
+}
+
 TEST(SessionRpcTest, RepeatedQuestionsAreAnswered) {
   TestServer server;
   SessionClient client(NewChannel(server.address()));

@@ -141,8 +141,33 @@ TEST(TextDecoder, MetaspaceDropsTheMarksOfTheFirstToken) {
   EXPECT_EQ(Decode(*first, Bytes("a")), "<0x61>");  // no byte fallback there
 }
 
+// Byte-level tokens: a character across tokens is whole, what is none is replaced by parts as long
+// as possible, a token with a character outside the alphabet stands for itself.
+TEST(TextDecoder, ByteLevelTokensAreBytes) {
+  const auto tokenizer = Tokenizer::FromJson(R"({
+      "added_tokens": [{"id": 9, "content": "</s>", "special": true},
+                       {"id": 10, "content": "<go>", "special": false}],
+      "model": {"type": "BPE", "merges": [], "vocab": {
+          "a": 0, "\u0120b": 1, "\u00c3": 2, "\u00a9": 3, "\u00e2\u0124": 4, "\u00ac": 5,
+          "\u010a": 6, "\u2581x": 7, "\u00f0\u0141\u0131": 8}},
+      "decoder": {"type": "ByteLevel"}})");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto decode = [&](const std::vector<int32_t>& ids) { return Decode(**tokenizer, ids); };
+  EXPECT_EQ(decode({1, 0, 1, 6}), " ba b\n");  // nothing is stripped
+  EXPECT_EQ(decode({2, 3}), "é");
+  EXPECT_EQ(decode({4, 9, 5}), "€");  // a control token is not there
+  EXPECT_EQ(decode({4, 0}), "\uFFFDa");
+  EXPECT_EQ(decode({3, 5, 2}), "\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(decode({2, 2, 3}), "\uFFFDé");
+  EXPECT_EQ(decode({7, 10}), "\u2581x<go>");
+}
+
 TEST(TextDecoder, OtherDecodersLeaveTheTokenizerWithoutOne) {
-  EXPECT_FALSE(Small(R"({"type": "ByteLevel"})")->decoding().supported);
+  EXPECT_FALSE(Small(R"({"type": "WordPiece", "prefix": "##"})")->decoding().supported);
+  EXPECT_FALSE(Small(R"({"type": "Sequence", "decoders": [{"type": "ByteLevel"},
+                        {"type": "ByteFallback"}]})")
+                   ->decoding()
+                   .supported);
   EXPECT_FALSE(Small("null")->decoding().supported);
   EXPECT_FALSE(
       Small(R"({"type": "Strip", "content": " ", "start": 0, "stop": 1})")->decoding().supported);

@@ -625,7 +625,7 @@ absl::Status CpuOps::Patchify(Stream& stream, TensorView rgb, uint32_t patch_siz
   if (s == nullptr) return NotOurs("Patchify", "stream");
   Check check("Patchify");
   const int64_t size = patch_size;
-  check.Device(rgb, "rgb", {DType::kU8}, {kAnyDim, kAnyDim, kAnyDim, 3});
+  check.Device(rgb, "rgb", {DType::kU8, kF32}, {kAnyDim, kAnyDim, kAnyDim, 3});
   check.Require(size > 0 && rgb.dims[1] % std::max<int64_t>(1, size) == 0 &&
                     rgb.dims[2] % std::max<int64_t>(1, size) == 0,
                 "the frame is no multiple of the patch");
@@ -637,25 +637,19 @@ absl::Status CpuOps::Patchify(Stream& stream, TensorView rgb, uint32_t patch_siz
   const int64_t rows = rgb.dims[0] * down * across;
   check.Device(out, "out", {kF32, kBf16}, {rows, 3 * size * size});
   if (!check.ok()) return check.status();
-  return s->Run([&] {
-    std::array<std::array<float, 256>, 3> values;  // of every channel and pixel
-    for (size_t c = 0; c < 3; ++c) {
-      for (size_t pixel = 0; pixel < 256; ++pixel) {
-        values[c][pixel] = (static_cast<float>(pixel) / 255.0f - mean[c]) / std[c];
-      }
-    }
+  // `value` gives pixel (frame, y, x, c), of that offset in elements.
+  const auto patches = [&](const auto& value) {
     ForRows(*s, rows, out.dims[1], [&](int64_t row) {
       const int64_t frame = row / (down * across);
       const int64_t top = row / across % down * size;
       const int64_t left = row % across * size;
       int64_t at = 0;
       for (int64_t c = 0; c < 3; ++c) {
-        const std::array<float, 256>& value = values[static_cast<size_t>(c)];
         for (int64_t y = 0; y < size; ++y) {
-          const std::byte* line = rgb.data + frame * rgb.strides[0] + (top + y) * rgb.strides[1] +
-                                  left * rgb.strides[2] + c;
+          const int64_t line =
+              frame * rgb.strides[0] + (top + y) * rgb.strides[1] + left * rgb.strides[2] + c;
           for (int64_t x = 0; x < size; ++x, ++at) {
-            const float v = value[static_cast<uint8_t>(line[x * rgb.strides[2]])];
+            const float v = value(static_cast<size_t>(c), line + x * rgb.strides[2]);
             if (out.dtype == kF32) {
               reinterpret_cast<float*>(RowOf(out, row))[at] = v;
             } else {
@@ -665,6 +659,19 @@ absl::Status CpuOps::Patchify(Stream& stream, TensorView rgb, uint32_t patch_siz
         }
       }
     });
+  };
+  return s->Run([&] {
+    if (rgb.dtype == kF32) {
+      patches([&](size_t c, int64_t at) { return (rgb.As<const float>()[at] - mean[c]) / std[c]; });
+      return absl::OkStatus();
+    }
+    std::array<std::array<float, 256>, 3> values;  // of every channel and pixel
+    for (size_t c = 0; c < 3; ++c) {
+      for (size_t pixel = 0; pixel < 256; ++pixel) {
+        values[c][pixel] = (static_cast<float>(pixel) / 255.0f - mean[c]) / std[c];
+      }
+    }
+    patches([&](size_t c, int64_t at) { return values[c][rgb.As<const uint8_t>()[at]]; });
     return absl::OkStatus();
   });
 }

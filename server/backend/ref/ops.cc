@@ -752,7 +752,7 @@ absl::Status RefOps::Patchify(Stream& stream, TensorView rgb, uint32_t patch_siz
   for (float s : std) bind.Require(std::isfinite(s) && s != 0, "std");
   const int64_t down = rgb.dims[1] / size;
   const int64_t across = rgb.dims[2] / size;
-  const TensorView in = bind.Device(rgb, "rgb", {DType::kU8}, {kAnyDim, kAnyDim, kAnyDim, 3});
+  const TensorView in = bind.Device(rgb, "rgb", {DType::kU8, kF32}, {kAnyDim, kAnyDim, kAnyDim, 3});
   const TensorView to =
       bind.Device(out, "out", {kF32, kBf16}, {rgb.dims[0] * down * across, 3 * size * size});
   const std::array<float, 3> means = {mean[0], mean[1], mean[2]};
@@ -766,9 +766,11 @@ absl::Status RefOps::Patchify(Stream& stream, TensorView rgb, uint32_t patch_siz
         const int64_t channel = at / (size * size);
         const int64_t y = top + at / size % size;
         const int64_t x = left + at % size;
-        const auto pixel = static_cast<uint8_t>(
-            in.data[frame * in.strides[0] + y * in.strides[1] + x * in.strides[2] + channel]);
-        const float unit = static_cast<float>(pixel) / 255.0f;
+        const int64_t pixel =
+            frame * in.strides[0] + y * in.strides[1] + x * in.strides[2] + channel;
+        const float unit = in.dtype == kF32
+                               ? in.As<const float>()[pixel]
+                               : static_cast<float>(in.As<const uint8_t>()[pixel]) / 255.0f;
         const auto c = static_cast<size_t>(channel);
         StoreElement(RowOf(to, row), to.dtype, at, (unit - means[c]) / stds[c]);
       }

@@ -58,7 +58,7 @@ class OpenVla final : public Model {
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
-  absl::StatusOr<Rgb8Image> Preprocess(uint32_t camera, ImageRows& rows) const override;
+  absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
   const Tokenizer* tokenizer() const override { return &prompt_->tokenizer(); }
   absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
                                          std::span<const uint32_t> cameras) const override;
@@ -200,7 +200,7 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
   return PromptOf(std::move(all), kField);
 }
 
-absl::StatusOr<Rgb8Image> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
+absl::StatusOr<ModelImage> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
   if (camera >= spec_.cameras.size()) {
     return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
                                          spec_.cameras.size(), " camera"));
@@ -226,9 +226,9 @@ absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> toke
                                                    std::string_view statistics_key,
                                                    InvalidTokenPolicy policy) const {
   ASSIGN_OR_RETURN(const OpenVlaStatistics* s, FindStatistics(statistics_key));
-  if (tokens.size() != s->q01.size()) {
+  if (tokens.size() != s->action.dim()) {
     return absl::InvalidArgumentError(
-        StrCat(tokens.size(), " action tokens, expected ", s->q01.size()));
+        StrCat(tokens.size(), " action tokens, expected ", s->action.dim()));
   }
   const int64_t centres = int64_t{config_.action_bins} - 1;
   const double width = 2.0 / static_cast<double>(centres);
@@ -238,6 +238,7 @@ absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> toke
   };
   ActionChunk chunk;
   chunk.tokens.assign(tokens.begin(), tokens.end());
+  std::vector<double> normalized;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] == kInvalidSample) {
       return DecodeError(Reason::kNonFinite,
@@ -252,16 +253,10 @@ absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> toke
     const int64_t bin =
         std::clamp<int64_t>(int64_t{config_.action_vocab} - tokens[i] - 1, 0, centres - 1);
     const double centre = (edge(bin) + edge(bin + 1)) / 2.0;
-    const double value =
-        s->mask[i] ? 0.5 * (centre + 1) * (s->q99[i] - s->q01[i]) + s->q01[i] : centre;
-    if (!std::isfinite(value)) {
-      return DecodeError(
-          Reason::kNonFinite,
-          StrCat("action value ", i, " is not finite: the range of \"", s->key, "\" is too wide"));
-    }
-    chunk.normalized.push_back(static_cast<float>(centre));
-    chunk.values.push_back(value);
+    normalized.push_back(centre);
   }
+  chunk.normalized.assign(normalized.begin(), normalized.end());
+  ASSIGN_OR_RETURN(chunk.values, s->action.Unnormalize(normalized, normalized.size()));
   return chunk;
 }
 

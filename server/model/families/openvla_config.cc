@@ -20,7 +20,6 @@ namespace {
 constexpr std::string_view kLanguageModel = "language_model.";
 constexpr int64_t kMaxWidth = 1 << 20;  // of anything that multiplies another size
 constexpr int64_t kMaxLayers = 4096;
-constexpr int64_t kMaxActionDim = 4096;
 
 // Towers of Prismatic whose widths, depths and head counts no checkpoint states (timm 0.9).
 struct KnownTower {
@@ -414,41 +413,12 @@ absl::Status ReadVision(const Checkpoint& checkpoint, const JsonView& config,
 // --- statistics ---
 
 absl::StatusOr<OpenVlaStatistics> ReadStatistics(const JsonView& entry, const std::string& key) {
+  ASSIGN_OR_RETURN(const JsonView action, entry.Get("action"));
+  ASSIGN_OR_RETURN(StatisticsRange range, ReadStatisticsRange(action, "q01", "q99"));
   OpenVlaStatistics out;
   out.key = key;
-  ASSIGN_OR_RETURN(const JsonView action, entry.Get("action"));
-  const auto numbers = [&](const char* name, std::vector<double>& values) -> absl::Status {
-    ASSIGN_OR_RETURN(const JsonView view, action.Get(name));
-    ASSIGN_OR_RETURN(values, view.AsDoubles());
-    if (values.empty() || values.size() > static_cast<size_t>(kMaxActionDim)) {
-      return view.Error(StrCat("expected 1 to ", kMaxActionDim, " numbers"));
-    }
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(numbers("q01", out.q01));
-  RETURN_IF_ERROR(numbers("q99", out.q99));
-  if (out.q99.size() != out.q01.size()) {
-    return Refuse(action, "q99", StrCat("expected ", out.q01.size(), " numbers, as in q01"));
-  }
-  // Equal bounds are a dimension that never moves. Turned bounds would turn the motion.
-  for (size_t i = 0; i < out.q01.size(); ++i) {
-    if (out.q01[i] <= out.q99[i] && std::isfinite(out.q99[i] - out.q01[i])) continue;
-    ASSIGN_OR_RETURN(const JsonView low, action.Get("q01"));
-    ASSIGN_OR_RETURN(const JsonView high, action.Get("q99"));
-    ASSIGN_OR_RETURN(const JsonView low_value, low.At(i));
-    ASSIGN_OR_RETURN(const JsonView high_value, high.At(i));
-    return high_value.Error(StrCat(high_value.json().dump(),
-                                   out.q01[i] > out.q99[i] ? " is below" : " is too far from", " ",
-                                   low_value.path(), " = ", low_value.json().dump()));
-  }
-  out.mask.assign(out.q01.size(), true);
-  if (action.Has("mask")) {
-    ASSIGN_OR_RETURN(const JsonView mask, action.Get("mask"));
-    ASSIGN_OR_RETURN(out.mask, mask.AsBools());
-    if (out.mask.size() != out.q01.size()) {
-      return mask.Error(StrCat("expected ", out.q01.size(), " values, as in q01"));
-    }
-  }
+  ASSIGN_OR_RETURN(out.action, Normalizer::Range(std::move(range.low), std::move(range.high),
+                                                 std::move(range.mask), kOpenVlaNorm));
   return out;
 }
 
@@ -650,7 +620,8 @@ absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& 
   for (const auto& item : all->json().items()) {  // nlohmann's objects are sorted by key
     ASSIGN_OR_RETURN(const JsonView entry, all->Get(item.key()));
     ASSIGN_OR_RETURN(OpenVlaStatistics statistics, ReadStatistics(entry, item.key()));
-    out.max_action_dim = std::max(out.max_action_dim, static_cast<uint32_t>(statistics.q01.size()));
+    out.max_action_dim =
+        std::max(out.max_action_dim, static_cast<uint32_t>(statistics.action.dim()));
     out.statistics.push_back(std::move(statistics));
   }
   if (out.vision_tokens() + uint64_t{out.max_action_dim} + 2 > out.max_positions) {
@@ -682,7 +653,7 @@ ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config)
   spec.family = "openvla";
   spec.cameras = {{"image", config.towers.front().image_size, config.towers.front().image_size}};
   for (const OpenVlaStatistics& s : config.statistics) {
-    spec.statistics.push_back({s.key, static_cast<uint32_t>(s.q01.size())});
+    spec.statistics.push_back({s.key, static_cast<uint32_t>(s.action.dim())});
   }
   spec.kv.layers = llama.layers;
   spec.kv.kv_heads = llama.kv_heads;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "model/adapters.h"
 #include "model/checkpoint.h"
 #include "model/layers_llama.h"
 #include "model/layers_vit.h"
@@ -15,12 +16,10 @@
 
 namespace saccade {
 
-// How a normalised action becomes a command: mask ? 0.5 * (a + 1) * (q99 - q01) + q01 : a.
+// How a normalised action becomes a command.
 struct OpenVlaStatistics {
   std::string key;
-  std::vector<double> q01;
-  std::vector<double> q99;
-  std::vector<bool> mask;
+  Normalizer action;  // between q01 and q99
 };
 
 struct OpenVlaConfig {

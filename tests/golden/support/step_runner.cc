@@ -146,10 +146,10 @@ absl::Status StepRunner::PageTable(std::span<const Part> parts, PagedBatch& batc
 }
 
 absl::Status StepRunner::Encode(std::span<const uint32_t> sequences,
-                                std::span<const Rgb8Image> frames, TapSink* tap) {
+                                std::span<const ModelImage> frames, TapSink* tap) {
   const ModelSpec& spec = model_.spec();
   const CameraSpec& camera = spec.cameras.front();
-  const size_t frame_bytes = size_t{camera.width} * camera.height * 3;
+  const size_t frame_bytes = camera.FrameBytes();
   const auto count = static_cast<int64_t>(frames.size());
   const size_t total = frame_bytes * frames.size();
   ASSIGN_OR_RETURN(const std::unique_ptr<Buffer> host, backend_.Allocate(total, MemKind::kPinned));
@@ -161,9 +161,9 @@ absl::Status StepRunner::Encode(std::span<const uint32_t> sequences,
         embeddings_->View(DType::kF32, {spec.vision_tokens, spec.hidden},
                           size_t{sequences[i]} * spec.vision_tokens * spec.hidden * sizeof(float)));
   }
-  const TensorView view = rgb->View(DType::kU8, {count, camera.height, camera.width, 3});
+  const TensorView view = rgb->View(camera.dtype, {count, camera.height, camera.width, 3});
   RETURN_IF_ERROR(
-      stream_->Copy(view, host->View(DType::kU8, {count, camera.height, camera.width, 3})));
+      stream_->Copy(view, host->View(camera.dtype, {count, camera.height, camera.width, 3})));
   return Slices(spec.vision_layers.size(), tap, [&](ExecContext& ctx, const LayerRange& layers) {
     return model_.Encode(ctx, {view, out, layers});
   });
@@ -274,7 +274,7 @@ absl::StatusOr<StepRunner::LayerCache> StepRunner::ReadCache(uint32_t s, uint32_
 }
 
 absl::StatusOr<std::vector<int32_t>> StepRunner::Act(uint32_t s, const Prompt& prompt,
-                                                     const Rgb8Image& frame, uint32_t actions,
+                                                     const ModelImage& frame, uint32_t actions,
                                                      uint32_t chunk, TapSink* tap) {
   Start(s, prompt);
   RETURN_IF_ERROR(Encode(std::span(&s, 1), std::span(&frame, 1), tap));

@@ -32,7 +32,7 @@ class StepRunner {
   void Start(uint32_t s, const Prompt& prompt);
   uint32_t prompt_tokens(uint32_t s) const;
   // Encodes one preprocessed frame for each named sequence, all in one batch.
-  absl::Status Encode(std::span<const uint32_t> sequences, std::span<const Rgb8Image> frames,
+  absl::Status Encode(std::span<const uint32_t> sequences, std::span<const ModelImage> frames,
                       TapSink* tap = nullptr);
 
   // Rows [begin, begin + count) of a sequence; with `sample`, the last row's token is sampled.
@@ -53,9 +53,9 @@ class StepRunner {
   absl::StatusOr<LayerCache> ReadCache(uint32_t s, uint32_t layer, uint32_t tokens);
 
   // Encode, prefill in chunks of at most `chunk` rows, then `actions` tokens.
-  absl::StatusOr<std::vector<int32_t>> Act(uint32_t s, const Prompt& prompt, const Rgb8Image& frame,
-                                           uint32_t actions, uint32_t chunk,
-                                           TapSink* tap = nullptr);
+  absl::StatusOr<std::vector<int32_t>> Act(uint32_t s, const Prompt& prompt,
+                                           const ModelImage& frame, uint32_t actions,
+                                           uint32_t chunk, TapSink* tap = nullptr);
 
  private:
   struct Token {
