@@ -31,6 +31,14 @@ float At(const ModelImage& image, size_t y, size_t x, size_t c) {
   return value;
 }
 
+// Of a value in [0, 1].
+float FromHalf(uint16_t half) {
+  const int exponent = half >> 10;
+  const int digits = half & 0x3FF;
+  if (exponent == 0) return std::ldexp(static_cast<float>(digits), -24);
+  return std::ldexp(static_cast<float>(digits + 0x400), exponent - 25);
+}
+
 absl::StatusOr<ModelImage> Fit(const Rgb8Image& image, uint32_t width, uint32_t height,
                                PadSide side) {
   PixelRows rows(image);
@@ -93,9 +101,10 @@ TEST(ResizeWithPadTest, EqualsTorchWhateverTheAspect) {
     for (size_t c = 0; c < 3; ++c) {
       for (size_t y = 0; y < height; y += 4) {
         for (size_t x = 0; x < width; x += 4, ++at) {
-          _Float16 want = 0;
-          std::memcpy(&want, bytes->data() + at * 2, 2);
-          worst = std::max(worst, std::abs((At(*out, y, x, c) + 1) / 2 - static_cast<float>(want)));
+          uint16_t half = 0;
+          std::memcpy(&half, bytes->data() + at * 2, 2);
+          const float want = FromHalf(half);
+          worst = std::max(worst, std::abs((At(*out, y, x, c) + 1) / 2 - want));
         }
       }
     }
@@ -128,6 +137,21 @@ TEST(ResizeWithPadTest, AFrameOfTheRightSizeIsOnlyScaled) {
   }
 }
 
+// A third of the size, so the reference reads every third pixel and no other.
+TEST(ResizeWithPadTest, ShrinkingDoesNotAntialias) {
+  Rgb8Image in{672, 672, Pixels(size_t{672} * 672 * 3, 0)};
+  for (size_t i = 0; i < in.rgb.size(); ++i) {
+    in.rgb[i] = (i / 3 / 672 + i / 3 % 672) % 2 == 0 ? 255 : 0;
+  }
+  const auto out = Fit(in, 224, 224, PadSide::kLeftTop);
+  ASSERT_TRUE(out.ok());
+  for (size_t y = 0; y < 224; ++y) {
+    for (size_t x = 0; x < 224; ++x) {
+      ASSERT_NEAR(At(*out, y, x, 1), (x + y) % 2 == 0 ? 1.0F : -1.0F, 1e-3F) << x << " " << y;
+    }
+  }
+}
+
 TEST(ResizeWithPadTest, TheBorderIsBlackAndNothingLeavesTheRange) {
   for (const PadSide side : {PadSide::kLeftTop, PadSide::kCentered}) {
     const Rgb8Image white{33, 100, Pixels(size_t{33} * 100 * 3, 255)};
@@ -152,7 +176,8 @@ TEST(ResizeWithPadTest, RefusesWhatLeavesNothing) {
   EXPECT_TRUE(refused(Fit({4, 4, Pixels(47, 0)}, 8, 8, PadSide::kCentered).status()));
   EXPECT_TRUE(refused(Fit({4, 4, Pixels(48, 0)}, 0, 8, PadSide::kCentered).status()));
   EXPECT_TRUE(refused(Fit({4, 4, Pixels(48, 0)}, 1 << 14, 1 << 14, PadSide::kCentered).status()));
-  PixelRows rows(4, 4, Pixels(48, 0));
+  const Rgb8Image small{4, 4, Pixels(48, 0)};
+  PixelRows rows(small);
   EXPECT_TRUE(refused(ResizeInto(rows, {5, 4, 4, 0}, 8, 4).status()));
 }
 

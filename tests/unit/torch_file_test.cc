@@ -33,7 +33,7 @@ std::string Read(const std::string& path) {
 
 std::string Le(uint64_t value, int bytes) {
   std::string out;
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i));
+  for (int i = 0; i < bytes; ++i) out += i < 8 ? static_cast<char>(value >> (8 * i)) : '\0';
   return out;
 }
 
