@@ -9,6 +9,29 @@
 
 namespace saccade {
 
+namespace {
+
+// What the parts of a tower are called in a state dict.
+struct PartNames {
+  std::string_view positions, patches, blocks, norm1, norm2, proj;
+  std::vector<std::string_view> qkv;
+};
+
+const PartNames& NamesOf(const VitSpec& spec) {
+  static const PartNames timm = {"pos_embed", "patch_embed.proj", "blocks.",   "norm1",
+                                 "norm2",     "attn.proj",        {"attn.qkv"}};
+  static const PartNames siglip = {"embeddings.position_embedding.weight",
+                                   "embeddings.patch_embedding",
+                                   "encoder.layers.",
+                                   "layer_norm1",
+                                   "layer_norm2",
+                                   "self_attn.out_proj",
+                                   {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}};
+  return spec.names == VitNames::kTimm ? timm : siglip;
+}
+
+}  // namespace
+
 std::vector<TensorSpec> VitSpec::Tensors() const {
   const int64_t w = width;
   const int64_t p = patch_size;
@@ -23,23 +46,30 @@ std::vector<TensorSpec> VitSpec::Tensors() const {
   };
   if (class_tokens != 0) add("cls_token", {1, class_tokens, w});
   if (register_tokens != 0) add("reg_token", {1, register_tokens, w});
-  add("pos_embed", {1, patches(), w});
-  add("patch_embed.proj.weight", {w, 3, p, p}, TensorUse::kMatrix);
-  add("patch_embed.proj.bias", {w});
+  const PartNames& part = NamesOf(*this);
+  add(part.positions, names == VitNames::kTimm ? std::vector<int64_t>{1, patches(), w}
+                                               : std::vector<int64_t>{patches(), w});
+  add(StrCat(part.patches, ".weight"), {w, 3, p, p}, TensorUse::kMatrix);
+  add(StrCat(part.patches, ".bias"), {w});
   for (uint32_t i = 0; i < blocks; ++i) {
-    const std::string block = StrCat("blocks.", i, ".");
-    for (const char* norm : {"norm1", "norm2"}) {
+    const std::string block = StrCat(part.blocks, i, ".");
+    for (const std::string_view norm : {part.norm1, part.norm2}) {
       add(StrCat(block, norm, ".weight"), {w});
       add(StrCat(block, norm, ".bias"), {w});
     }
-    linear(StrCat(block, "attn.qkv"), 3 * w, w);
-    linear(StrCat(block, "attn.proj"), w, w);
+    const auto count = static_cast<int64_t>(part.qkv.size());
+    for (const std::string_view name : part.qkv) linear(StrCat(block, name), 3 / count * w, w);
+    linear(StrCat(block, part.proj), w, w);
     linear(StrCat(block, "mlp.fc1"), mlp, w);
     linear(StrCat(block, "mlp.fc2"), w, mlp);
     if (layer_scale) {
       add(StrCat(block, "ls1.scale_factor"), {w});
       add(StrCat(block, "ls2.scale_factor"), {w});
     }
+  }
+  if (final_norm) {
+    add("post_layernorm.weight", {w});
+    add("post_layernorm.bias", {w});
   }
   return out;
 }
@@ -68,9 +98,10 @@ size_t VitSpec::WorkspaceBytes(uint32_t frames, DType compute) const {
 absl::StatusOr<VitTower> VitTower::Load(WeightLoader& loader, const VitSpec& spec) {
   VitTower tower(spec, loader.compute());
   const auto name = [&](std::string_view suffix) { return StrCat(spec.prefix, suffix); };
-  ASSIGN_OR_RETURN(tower.patch_weight_, loader.Linear({name("patch_embed.proj.weight")}));
-  ASSIGN_OR_RETURN(tower.patch_bias_, loader.Vector({name("patch_embed.proj.bias")}));
-  ASSIGN_OR_RETURN(tower.positions_, loader.Vector({name("pos_embed")}));
+  const PartNames& names = NamesOf(spec);
+  ASSIGN_OR_RETURN(tower.patch_weight_, loader.Linear({name(StrCat(names.patches, ".weight"))}));
+  ASSIGN_OR_RETURN(tower.patch_bias_, loader.Vector({name(StrCat(names.patches, ".bias"))}));
+  ASSIGN_OR_RETURN(tower.positions_, loader.Vector({name(names.positions)}));
   if (spec.class_tokens != 0 && spec.register_tokens != 0) {
     ASSIGN_OR_RETURN(tower.prefix_tokens_, loader.Vector({name("cls_token"), name("reg_token")}));
   } else if (spec.class_tokens != 0) {
@@ -80,26 +111,31 @@ absl::StatusOr<VitTower> VitTower::Load(WeightLoader& loader, const VitSpec& spe
   }
   for (uint32_t i = 0; i < spec.blocks; ++i) {
     const auto part = [&](std::string_view suffix) {
-      return StrCat(spec.prefix, "blocks.", i, ".", suffix);
+      return StrCat(spec.prefix, names.blocks, i, ".", suffix);
+    };
+    const auto vector = [&](std::string_view suffix, std::string_view kind) {
+      return loader.Vector({part(StrCat(suffix, kind))});
     };
     Block b;
-    ASSIGN_OR_RETURN(b.norm1_gamma, loader.Vector({part("norm1.weight")}));
-    ASSIGN_OR_RETURN(b.norm1_beta, loader.Vector({part("norm1.bias")}));
-    ASSIGN_OR_RETURN(b.qkv, loader.Linear({part("attn.qkv.weight")}));
-    ASSIGN_OR_RETURN(b.qkv_bias, loader.Vector({part("attn.qkv.bias")}));
-    ASSIGN_OR_RETURN(b.proj, loader.Linear({part("attn.proj.weight")}));
-    ASSIGN_OR_RETURN(b.proj_bias, loader.Vector({part("attn.proj.bias")}));
-    ASSIGN_OR_RETURN(b.norm2_gamma, loader.Vector({part("norm2.weight")}));
-    ASSIGN_OR_RETURN(b.norm2_beta, loader.Vector({part("norm2.bias")}));
-    ASSIGN_OR_RETURN(b.fc1, loader.Linear({part("mlp.fc1.weight")}));
-    ASSIGN_OR_RETURN(b.fc1_bias, loader.Vector({part("mlp.fc1.bias")}));
-    ASSIGN_OR_RETURN(b.fc2, loader.Linear({part("mlp.fc2.weight")}));
-    ASSIGN_OR_RETURN(b.fc2_bias, loader.Vector({part("mlp.fc2.bias")}));
+    ASSIGN_OR_RETURN(b.norm1_gamma, vector(names.norm1, ".weight"));
+    ASSIGN_OR_RETURN(b.norm1_beta, vector(names.norm1, ".bias"));
+    std::vector<std::string> qkv;
+    for (const std::string_view one : names.qkv) qkv.push_back(part(one));
+    ASSIGN_OR_RETURN(b.qkv, loader.WithBias(qkv));
+    ASSIGN_OR_RETURN(b.proj, loader.WithBias(part(names.proj)));
+    ASSIGN_OR_RETURN(b.norm2_gamma, vector(names.norm2, ".weight"));
+    ASSIGN_OR_RETURN(b.norm2_beta, vector(names.norm2, ".bias"));
+    ASSIGN_OR_RETURN(b.fc1, loader.WithBias(part("mlp.fc1")));
+    ASSIGN_OR_RETURN(b.fc2, loader.WithBias(part("mlp.fc2")));
     if (spec.layer_scale) {
       ASSIGN_OR_RETURN(b.scale1, loader.Vector({part("ls1.scale_factor")}));
       ASSIGN_OR_RETURN(b.scale2, loader.Vector({part("ls2.scale_factor")}));
     }
     tower.blocks_.push_back(std::move(b));
+  }
+  if (spec.final_norm) {
+    ASSIGN_OR_RETURN(tower.final_gamma_, loader.Vector({name("post_layernorm.weight")}));
+    ASSIGN_OR_RETURN(tower.final_beta_, loader.Vector({name("post_layernorm.bias")}));
   }
   return tower;
 }
@@ -166,12 +202,7 @@ absl::Status VitTower::RunBlock(ExecContext& ctx, StageTap& tap, const Block& bl
 
   RETURN_IF_ERROR(ops.LayerNorm(ctx.stream, s.h, Vec(block.norm1_gamma), Vec(block.norm1_beta),
                                 s.norm, spec_.epsilon));
-  LinearArgs qkv;
-  qkv.weight = block.qkv.get();
-  qkv.x = s.norm;
-  qkv.y = s.qkv;
-  qkv.bias = Vec(block.qkv_bias);
-  RETURN_IF_ERROR(ops.Linear(ctx.stream, qkv));
+  RETURN_IF_ERROR(ops.Linear(ctx.stream, block.qkv.Args(s.norm, s.qkv)));
   DenseAttentionArgs attention;
   attention.qkv = s.qkv;
   attention.out = s.attention;
@@ -180,11 +211,7 @@ absl::Status VitTower::RunBlock(ExecContext& ctx, StageTap& tap, const Block& bl
   const auto head_dim = spec_.width / spec_.heads;
   attention.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   RETURN_IF_ERROR(ops.DenseAttention(ctx.stream, attention));
-  LinearArgs proj;
-  proj.weight = block.proj.get();
-  proj.x = s.attention;
-  proj.y = s.h;
-  proj.bias = Vec(block.proj_bias);
+  LinearArgs proj = block.proj.Args(s.attention, s.h);
   if (block.scale1 != nullptr) proj.scale = Vec(block.scale1);
   proj.residual = s.h;
   RETURN_IF_ERROR(record_branch(stage + ".attn", proj));
@@ -192,18 +219,10 @@ absl::Status VitTower::RunBlock(ExecContext& ctx, StageTap& tap, const Block& bl
 
   RETURN_IF_ERROR(ops.LayerNorm(ctx.stream, s.h, Vec(block.norm2_gamma), Vec(block.norm2_beta),
                                 s.norm, spec_.epsilon));
-  LinearArgs fc1;
-  fc1.weight = block.fc1.get();
-  fc1.x = s.norm;
-  fc1.y = s.mlp;
-  fc1.bias = Vec(block.fc1_bias);
+  LinearArgs fc1 = block.fc1.Args(s.norm, s.mlp);
   fc1.activation = spec_.activation;
   RETURN_IF_ERROR(ops.Linear(ctx.stream, fc1));
-  LinearArgs fc2;
-  fc2.weight = block.fc2.get();
-  fc2.x = s.mlp;
-  fc2.y = s.h;
-  fc2.bias = Vec(block.fc2_bias);
+  LinearArgs fc2 = block.fc2.Args(s.mlp, s.h);
   if (block.scale2 != nullptr) fc2.scale = Vec(block.scale2);
   fc2.residual = s.h;
   RETURN_IF_ERROR(record_branch(stage + ".mlp", fc2));
@@ -233,7 +252,10 @@ absl::Status VitTower::Run(ExecContext& ctx, StageTap& tap, Arena& kept, uint32_
     const TensorView from = s.h.Rows(g * spec_.rows() + spec_.prefix_tokens(),
                                      (g + 1) * static_cast<int64_t>(spec_.rows()));
     const TensorView to = out.Rows(g * patches, (g + 1) * patches);
-    if (compute_ == DType::kF32) {
+    if (spec_.final_norm) {
+      RETURN_IF_ERROR(ctx.ops.LayerNorm(ctx.stream, from, Vec(final_gamma_), Vec(final_beta_), to,
+                                        spec_.epsilon));
+    } else if (out.dtype == DType::kF32) {
       RETURN_IF_ERROR(ctx.stream.Copy(to, from));
     } else {
       RETURN_IF_ERROR(ctx.ops.Convert(ctx.stream, from, to));

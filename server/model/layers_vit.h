@@ -1,9 +1,11 @@
 #pragma once
-// A pre-norm vision transformer of timm (DINOv2, SigLIP), as OpenVLA uses it: frames to the patch
-// features of one block near the end, without the final norm and without the prefix tokens.
+// A pre-norm vision transformer: frames to the patch features of one of its blocks, without the
+// prefix tokens. Of timm (DINOv2, SigLIP; OpenVLA takes a block near the end, without a norm), or
+// transformers' SigLIP (SmolVLA and pi take the last one behind post_layernorm).
 //   h = [cls | registers | patch_embed(x) + pos_embed]
 //   h += ls1 * proj(attention(qkv(norm1 h)));  h += ls2 * fc2(act(fc1(norm2 h)))
-// Sources: timm 0.9 models/vision_transformer.py; names as in a timm state dict.
+// Sources: timm 0.9 models/vision_transformer.py, transformers 4.57 models/siglip/
+// modeling_siglip.py; names as in their state dicts.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -18,12 +20,15 @@
 
 namespace saccade {
 
+enum class VitNames : uint8_t { kTimm, kSiglip };
+
 struct VitSpec {
-  std::string prefix;       // of the tensor names, with its dot
-  std::string tap;          // of the stage names
-  std::string pixels_tap;   // name of the stage of normalised pixels
-  uint32_t image_size = 0;  // pixels, square
-  uint32_t patch_size = 0;  // pixels
+  VitNames names = VitNames::kTimm;  // kSiglip: no prefix tokens, no layer scale
+  std::string prefix;                // of the tensor names, with its dot
+  std::string tap;                   // of the stage names
+  std::string pixels_tap;            // name of the stage of normalised pixels
+  uint32_t image_size = 0;           // pixels, square
+  uint32_t patch_size = 0;           // pixels
   uint32_t width = 0;
   uint32_t heads = 0;
   uint32_t mlp = 0;
@@ -32,6 +37,7 @@ struct VitSpec {
   uint32_t class_tokens = 0;  // 0 or 1
   uint32_t register_tokens = 0;
   bool layer_scale = false;
+  bool final_norm = false;  // behind the last block that runs
   Activation activation = Activation::kGeluErf;
   float epsilon = 1e-6F;        // of every LayerNorm
   std::array<float, 3> mean{};  // (x / 255 - mean) / std per channel
@@ -58,7 +64,7 @@ class VitTower {
 
   const VitSpec& spec() const { return spec_; }
   // rgb [G, image_size, image_size, 3] U8 or F32 (device; see Ops::Patchify) to out [G * patches,
-  // width] in the compute dtype, rows may be strided. Stages: pixels_tap [G * patches, 3 *
+  // width] in the compute dtype or F32, rows may be strided. Stages: pixels_tap [G * patches, 3 *
   // patch_size^2]; <tap>.patch_embed, .block0.{in,attn,mlp,out}; attn and mlp before layer scale
   // and residual. Runs blocks [begin, end) of it. The residual stream lies in `kept` from its first
   // block to its last, which writes `out`.
@@ -68,8 +74,7 @@ class VitTower {
  private:
   struct Block {
     std::unique_ptr<Buffer> norm1_gamma, norm1_beta, norm2_gamma, norm2_beta;
-    std::unique_ptr<PackedWeight> qkv, proj, fc1, fc2;
-    std::unique_ptr<Buffer> qkv_bias, proj_bias, fc1_bias, fc2_bias;
+    LinearLayer qkv, proj, fc1, fc2;
     std::unique_ptr<Buffer> scale1, scale2;  // null without layer scale
   };
   struct Scratch {
@@ -87,8 +92,9 @@ class VitTower {
   DType compute_;
   std::unique_ptr<PackedWeight> patch_weight_;
   std::unique_ptr<Buffer> patch_bias_;
-  std::unique_ptr<Buffer> positions_;      // [patches, width]
-  std::unique_ptr<Buffer> prefix_tokens_;  // [prefix_tokens, width]; null without
+  std::unique_ptr<Buffer> positions_;                 // [patches, width]
+  std::unique_ptr<Buffer> prefix_tokens_;             // [prefix_tokens, width]; null without
+  std::unique_ptr<Buffer> final_gamma_, final_beta_;  // null without
   std::vector<Block> blocks_;
 };
 

@@ -112,15 +112,43 @@ absl::StatusOr<TensorView> WeightLoader::Matrix(const std::string& name,
   return TensorView::Dense(storage.back().data(), DType::kF32, MemKind::kHost, {rows, columns});
 }
 
+LinearArgs LinearLayer::Args(const TensorView& x, const TensorView& y) const {
+  LinearArgs args;
+  args.weight = weight.get();
+  args.x = x;
+  args.y = y;
+  if (bias != nullptr) args.bias = bias->View(DType::kF32, {weight->n()});
+  return args;
+}
+
+absl::StatusOr<LinearLayer> WeightLoader::WithBias(std::span<const std::string> names,
+                                                   std::optional<DType> dtype) {
+  std::vector<std::string> weights;
+  std::vector<std::string> biases;
+  for (const std::string& name : names) {
+    weights.push_back(StrCat(name, ".weight"));
+    biases.push_back(StrCat(name, ".bias"));
+  }
+  LinearLayer layer;
+  ASSIGN_OR_RETURN(layer.weight, Pack(weights, dtype.value_or(compute_)));
+  ASSIGN_OR_RETURN(layer.bias, Values(biases, 0));
+  return layer;
+}
+
 absl::StatusOr<std::unique_ptr<PackedWeight>> WeightLoader::Linear(
-    std::initializer_list<std::string> names) {
+    std::initializer_list<std::string> names, std::optional<DType> dtype) {
+  return Pack(std::vector<std::string>(names), dtype.value_or(compute_));
+}
+
+absl::StatusOr<std::unique_ptr<PackedWeight>> WeightLoader::Pack(std::span<const std::string> names,
+                                                                 DType dtype) {
   std::vector<std::vector<float>> storage;
   std::vector<TensorView> parts;
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(const TensorView part, Matrix(name, storage));
     parts.push_back(part);
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight, backend_.PackLinear(parts, compute_));
+  ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight, backend_.PackLinear(parts, dtype));
   device_bytes_ += weight->bytes();
   return weight;
 }
@@ -137,7 +165,12 @@ absl::StatusOr<std::unique_ptr<PackedWeight>> WeightLoader::Gated(const std::str
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Vector(
-    std::initializer_list<std::string> names) {
+    std::initializer_list<std::string> names, float offset) {
+  return Values(std::vector<std::string>(names), offset);
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Values(std::span<const std::string> names,
+                                                             float offset) {
   std::vector<float> values;
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(const TensorView view, checkpoint_.Tensor(name));
@@ -147,11 +180,37 @@ absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Vector(
     }
     AppendAsF32(view, values);
   }
+  if (offset != 0) {
+    for (float& value : values) value += offset;
+  }
+  return UploadValues(values);
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::UploadValues(std::vector<float>& values) {
   const TensorView host = TensorView::Dense(values.data(), DType::kF32, MemKind::kHost,
                                             {static_cast<int64_t>(values.size())});
   ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer, Upload(backend_, stream_, host, DType::kF32));
   device_bytes_ += buffer->size();
   return buffer;
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::TableWithUnscaled(
+    const std::string& name, std::span<const int32_t> ids, float scale) {
+  ASSIGN_OR_RETURN(const TensorView view, checkpoint_.Tensor(name));
+  std::vector<float> values;
+  values.reserve(
+      static_cast<size_t>(view.numel() + view.dim(1) * static_cast<int64_t>(ids.size())));
+  AppendAsF32(view, values);
+  const auto width = static_cast<size_t>(view.dim(1));
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= view.dim(0)) {
+      return absl::InvalidArgumentError(StrCat(name, ": has no row ", id));
+    }
+    for (size_t i = 0; i < width; ++i) {
+      values.push_back(values[static_cast<size_t>(id) * width + i] / scale);
+    }
+  }
+  return UploadValues(values);
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Table(const std::string& name, DType* dtype) {

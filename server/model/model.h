@@ -296,6 +296,8 @@ class Model {
   virtual absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const = 0;
   // kFlow. Arena bytes of a step with that many items.
   virtual size_t DenoiseBytes(uint32_t /*items*/) const { return 0; }
+  // Of the hidden state of a step that is cut, of so many items.
+  virtual size_t DenoiseParkingBytes(uint32_t /*items*/) const { return 0; }
   virtual absl::Status Denoise(ExecContext& ctx, const DenoiseBatch& batch) const {
     (void)ctx;
     (void)batch;

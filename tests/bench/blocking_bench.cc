@@ -61,7 +61,7 @@ struct Args {
 
 ServedModel Serve(std::string name, Backend& backend, uint32_t layers, uint32_t width) {
   RandomLlamaOptions options;
-  LlamaSpec& shape = options.trunk;
+  DecoderSpec& shape = options.trunk;
   shape.vocab = 32'000;
   shape.hidden = width;
   shape.layers = layers;

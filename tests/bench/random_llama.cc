@@ -83,7 +83,7 @@ class RandomLlama final : public Model {
                                                      const RandomLlamaOptions& options) {
     ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend.NewStream());
     WeightLoader loader(checkpoint, backend, *stream, DType::kBf16);
-    ASSIGN_OR_RETURN(LlamaTrunk trunk, LlamaTrunk::Load(loader, options.trunk));
+    ASSIGN_OR_RETURN(DecoderTrunk trunk, DecoderTrunk::Load(loader, options.trunk));
     return std::unique_ptr<Model>(new RandomLlama(options, std::move(trunk), backend));
   }
   const ModelSpec& spec() const override { return spec_; }
@@ -118,9 +118,9 @@ class RandomLlama final : public Model {
   }
 
  private:
-  RandomLlama(const RandomLlamaOptions& options, LlamaTrunk trunk, Backend& backend)
+  RandomLlama(const RandomLlamaOptions& options, DecoderTrunk trunk, Backend& backend)
       : trunk_(std::move(trunk)), backend_(backend) {
-    const LlamaSpec& llama = options.trunk;
+    const DecoderSpec& llama = options.trunk;
     spec_.family = "random_llama";
     spec_.compute = DType::kBf16;
     spec_.statistics = options.statistics;
@@ -138,7 +138,7 @@ class RandomLlama final : public Model {
   }
 
   ModelSpec spec_;
-  const LlamaTrunk trunk_;
+  const DecoderTrunk trunk_;
   Backend& backend_;
 };
 
@@ -148,7 +148,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeRandomLlama(Backend& backend,
                                                        const RandomLlamaOptions& options) {
   RandomLlamaOptions complete = options;
   complete.trunk.prefix = "model.";
-  complete.trunk.tied_head = false;
+  complete.trunk.table = "model.embed_tokens.weight";
+  complete.trunk.head = "lm_head.weight";
   const Folder folder;
   RETURN_IF_ERROR(WriteCheckpoint(folder.path(), complete.trunk.Tensors()));
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(folder.path().string()));

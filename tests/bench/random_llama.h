@@ -6,13 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "model/layers_llama.h"
+#include "model/layers_decoder.h"
 #include "model/model.h"
 
 namespace saccade::bench {
 
 struct RandomLlamaOptions {
-  LlamaSpec trunk;                         // prefix and tied_head are set by MakeRandomLlama
+  DecoderSpec trunk;                       // names are set by MakeRandomLlama
   std::vector<StatisticsSpec> statistics;  // action_dim: tokens to decode
   uint32_t max_positions = 1024;
 };

@@ -51,7 +51,7 @@ void DescribeOpenVla(const Checkpoint& checkpoint, const DescribeLimits& limits,
     FolderDescription::Memory memory;
     memory.compute = compute;
     memory.weights = TensorBytes(checkpoint, tensors, compute);
-    if (config->llama.tied_head) {  // packed a second time, as the head
+    if (config->llama.tied_head()) {  // packed a second time, as the head
       memory.weights += size_t{config->llama.vocab} * config->llama.hidden * DTypeSize(compute);
     }
     memory.workspace =

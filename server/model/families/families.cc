@@ -5,12 +5,17 @@
 #include "model/checkpoint.h"
 #include "model/families/openvla.h"
 #include "model/families/openvla_config.h"
+#include "model/families/pi.h"
+#include "model/families/smolvla.h"
 
 namespace saccade {
 namespace {
 
 constexpr std::array kFamilies = {
     Family{"openvla", IsOpenVla, LoadOpenVla},
+    Family{"smolvla", IsSmolVla, LoadSmolVla},
+    Family{"pi0", IsPi0, LoadPi},
+    Family{"pi05", IsPi05, LoadPi},
 };
 
 }  // namespace

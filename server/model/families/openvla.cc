@@ -12,7 +12,7 @@
 #include "model/checkpoint.h"
 #include "model/families/openvla_config.h"
 #include "model/families/openvla_prompt.h"
-#include "model/layers_llama.h"
+#include "model/layers_decoder.h"
 #include "model/layers_scope.h"
 #include "model/layers_tap.h"
 #include "model/layers_vit.h"
@@ -93,7 +93,7 @@ class OpenVla final : public Model {
   std::unique_ptr<const OpenVlaPrompt> prompt_;
   std::vector<VitTower> towers_;
   std::vector<ProjectorLayer> projector_;
-  std::unique_ptr<LlamaTrunk> trunk_;
+  std::unique_ptr<DecoderTrunk> trunk_;
 };
 
 absl::Status OpenVla::LoadWeights(const Checkpoint& checkpoint) {
@@ -118,8 +118,8 @@ absl::Status OpenVla::LoadWeights(const Checkpoint& checkpoint) {
     ASSIGN_OR_RETURN(layer.bias, loader.Vector({StrCat("projector.fc", i, ".bias")}));
     projector_.push_back(std::move(layer));
   }
-  ASSIGN_OR_RETURN(LlamaTrunk trunk, LlamaTrunk::Load(loader, config_.llama));
-  trunk_ = std::make_unique<LlamaTrunk>(std::move(trunk));
+  ASSIGN_OR_RETURN(DecoderTrunk trunk, DecoderTrunk::Load(loader, config_.llama));
+  trunk_ = std::make_unique<DecoderTrunk>(std::move(trunk));
   FillSpec(checkpoint, loader.device_bytes());
   return absl::OkStatus();
 }

@@ -109,10 +109,11 @@ absl::Status RefuseUnsupportedLlama(const JsonView& text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LlamaSpec> ReadLlama(const JsonView& text) {
+absl::StatusOr<DecoderSpec> ReadLlama(const JsonView& text) {
   RETURN_IF_ERROR(RefuseUnsupportedLlama(text));
-  LlamaSpec llama;
-  llama.prefix = kLanguageModel;
+  DecoderSpec llama;
+  llama.prefix = StrCat(kLanguageModel, "model.");
+  llama.table = llama.prefix + "embed_tokens.weight";
   const auto read = [&](const char* key, int64_t fallback, int64_t max,
                         uint32_t& out) -> absl::Status {
     ASSIGN_OR_RETURN(const int64_t value, text.Int(key, 1, max, fallback));
@@ -149,7 +150,7 @@ absl::StatusOr<LlamaSpec> ReadLlama(const JsonView& text) {
   if (!(epsilon >= 0 && epsilon < 1)) return text.Error("rms_norm_eps must be in [0, 1)");
   llama.epsilon = static_cast<float>(epsilon);
   ASSIGN_OR_RETURN(const bool tied, text.Bool("tie_word_embeddings", false));
-  llama.tied_head = tied;
+  llama.head = tied ? llama.table : StrCat(kLanguageModel, "lm_head.weight");
   return llama;
 }
 
@@ -445,7 +446,7 @@ std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
     const std::string_view part = name.substr(kLanguageModel.size());
     // A tied head is the embedding table, whatever the file holds under its name.
     return Contains(part, ".rotary_emb.inv_freq") ||
-           (config.llama.tied_head && part == "lm_head.weight");
+           (config.llama.tied_head() && part == "lm_head.weight");
   };
   std::vector<std::string> out;
   for (std::string& name : checkpoint.names()) {
@@ -648,7 +649,7 @@ std::vector<std::string> TensorProblems(const Checkpoint& checkpoint, const Open
 }
 
 ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config) {
-  const LlamaSpec& llama = config.llama;
+  const DecoderSpec& llama = config.llama;
   ModelSpec spec;
   spec.family = "openvla";
   spec.cameras = {{"image", config.towers.front().image_size, config.towers.front().image_size}};

@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "model/adapters.h"
 #include "model/checkpoint.h"
-#include "model/layers_llama.h"
+#include "model/layers_decoder.h"
 #include "model/layers_vit.h"
 #include "model/model.h"
 #include "model/preprocess.h"
@@ -24,7 +24,7 @@ struct OpenVlaStatistics {
 
 struct OpenVlaConfig {
   std::vector<VitSpec> towers;  // in channel order of the features
-  LlamaSpec llama;
+  DecoderSpec llama;
   uint32_t features = 0;         // width of all towers together
   bool fused_projector = false;  // fc1 gelu fc2 gelu fc3; else fc1 gelu fc2
   uint32_t max_positions = 0;
