@@ -61,6 +61,7 @@ struct ActionHeadSpec {
   // chunk as [horizon, width] F32.
   uint32_t horizon = 0;
   uint32_t width = 0;
+  uint32_t served = 0;  // actions of a chunk that are answered, from the first one; 0: all
   // kOnePass: rows at the end of the prompt whose hidden states the head reads, and how many rows
   // before the prompt's end they end (a row predicts what stands after it).
   uint32_t read_rows = 0;
@@ -74,6 +75,7 @@ struct ActionHeadSpec {
   SuffixMask mask = SuffixMask::kCausal;
   std::vector<LayerCost> layers;  // of a denoise step, in the order in which they run
 
+  uint32_t actions() const { return served > 0 ? served : horizon; }  // of an answer
   uint32_t suffix_rows() const { return horizon + (state_row ? 1 : 0); }
 };
 

@@ -168,7 +168,7 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   }
   const ActionSpaceConfig stated = config.action_space.value_or(ActionSpaceConfig{});
   for (const StatisticsSpec& statistics : spec.statistics) {
-    const uint32_t horizon = spec.head.horizon;
+    const uint32_t horizon = spec.head.actions();
     const uint32_t divided = stated.steps == 0 ? 0 : statistics.action_dim / stated.steps;
     const uint32_t dim = horizon > 0 ? statistics.action_dim : divided;
     const bool fits = horizon > 0 ? !config.action_space || stated.steps == horizon

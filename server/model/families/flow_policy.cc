@@ -462,13 +462,18 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
   for (CameraSpec& camera : spec.cameras) {
     camera.width = config.tower.image_size;
     camera.height = config.tower.image_size;
+    camera.optional = true;
   }
   for (const PolicyAdapters& adapters : config.adapters) {
     spec.statistics.push_back({adapters.key, static_cast<uint32_t>(adapters.action.dim())});
   }
   spec.state_dim = config.state_dim();
   spec.state_width = config.state_width;
+  spec.state_in_text = config.prompt == FlowPrompt::kLineAndState;
+  // Where they are relative FinishActions adds the state; else nobody says what they are.
+  if (!config.adapters.front().relative.empty()) spec.relative_actions = false;
   spec.head.kind = HeadKind::kFlow;
+  spec.head.served = config.served_actions;
   spec.head.horizon = config.expert.horizon;
   spec.head.width = config.expert.action_width;
   spec.head.steps = config.steps;
@@ -486,6 +491,7 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
   spec.max_positions = cameras * spec.vision_tokens + (cameras + config.empty_cameras) * around +
                        config.max_text + (config.state_in_prompt() ? 1 : 0) +
                        spec.head.suffix_rows();
+  spec.max_group_rows = spec.max_positions - spec.head.suffix_rows();
   spec.vision_layers = config.tower.LayerCosts();
   const uint64_t projector =
       uint64_t{config.shuffle} * config.shuffle * config.tower.width * config.trunk.hidden;
