@@ -30,10 +30,13 @@ EXPIRE_EVERY_S = 0.05
 _MAX_AGE_US = 3_600_000_000
 _KEPT = 2  # per input: the newest, and the one before it in case the newest is refused
 _NOTES = 100
-_RESUME_ORDER = ("text", "state", "vision")
+_RESUME_ORDER = ("text", "state", "vision", "push")
+_PUSH_IDS = 1 << 40
+"""Numbers of requests that the server makes by itself, from here on; the session's own are below."""
 
 Outcome = types.Actions | errors.SaccadeError
 OnToken = Callable[[int, int, int, int], None]
+OnActions = Callable[[Outcome], None]
 OnReconnect = Callable[[types.Reconnected], None]
 
 
@@ -79,6 +82,7 @@ def open_message(
     latency_class: str,
     supersede: bool,
     stream_tokens: bool,
+    refresh_class: str = "",
 ) -> pb.Open:
     """What opens a session."""
     return pb.Open(
@@ -87,7 +91,9 @@ def open_message(
         cameras=cameras,
         statistics_key=statistics_key,
         latency_class=latency_class,
-        options=pb.SessionOptions(supersede=supersede, stream_tokens=stream_tokens),
+        options=pb.SessionOptions(
+            supersede=supersede, stream_tokens=stream_tokens, refresh_class=refresh_class
+        ),
     )
 
 
@@ -216,6 +222,7 @@ class Core:
         self._number = 0
         self._next_act = 1
         self._acts: dict[int, _Act] = {}
+        self._on_actions: OnActions | None = None
         self._kept: dict[tuple[str, str], list[_Kept]] = {}  # by kind and camera, oldest first
         self._attempts = 0
         self._opened_at = 0.0
@@ -236,6 +243,13 @@ class Core:
             self._remember(message, self._number + 1 if live else 0)
             if live:
                 self._put(message)
+
+    def push(self, hz: float, request: pb.ActRequest, on_actions: OnActions | None) -> None:
+        """The server asks from now on; ``on_actions`` gets what comes of it."""
+        with self._change():
+            self._on_actions = on_actions
+        request.id = _PUSH_IDS
+        self.send(pb.SessionRequest(push=pb.Push(hz=hz, act=request)))
 
     def act(
         self,
@@ -318,7 +332,9 @@ class Core:
             elif kind == "chunk":
                 act = self._acts.pop(event.chunk.act_id, None)
                 if act is not None:
-                    self._resolve(act, self._answer(event.chunk, act))
+                    self._resolve(act, self._answer(event.chunk, act.asked))
+                elif event.chunk.act_id >= _PUSH_IDS and self._on_actions is not None:
+                    self._later(self._on_actions, self._answer(event.chunk, self._clock()))
             elif kind == "error":
                 self._handle_error(event.error)
             elif kind == "notice":
@@ -504,9 +520,9 @@ class Core:
                 )
                 self._later(self._on_reconnect, event)
 
-    def _answer(self, chunk: pb.ActionChunk, act: _Act) -> Outcome:
+    def _answer(self, chunk: pb.ActionChunk, asked: float) -> Outcome:
         try:
-            return types.actions(chunk, self._clock() - act.asked)
+            return types.actions(chunk, self._clock() - asked)
         except ValueError as error:
             return errors.RequestFailed(f"the answer is malformed: {error}", code="INTERNAL")
 
@@ -522,6 +538,10 @@ class Core:
         if not error.HasField("act_id"):
             self._forget(error.message_number)
             self._note(self.message_errors, failed)
+            return
+        if error.act_id >= _PUSH_IDS:
+            if self._on_actions is not None:
+                self._later(self._on_actions, failed)
             return
         act = self._acts.get(error.act_id)
         if isinstance(failed, errors.Draining):
@@ -680,6 +700,33 @@ class SessionBase:
     def reset(self, keep_instruction: bool = True) -> None:
         """Starts a new episode: frames, state and executed actions are forgotten."""
         self._core.send(pb.SessionRequest(reset=pb.Reset(keep_instruction=keep_instruction)))
+
+    def push(
+        self,
+        hz: float,
+        on_actions: OnActions,
+        deadline_s: float = 0.0,
+        max_frame_age_s: float = 0.0,
+        latency_class: str = "",
+        samples: int = 1,
+        seed: int = 0,
+        temperature: float = 0.0,
+        flow: types.Flow | None = None,
+    ) -> None:
+        """From now on the server asks for actions by itself, ``hz`` times a second.
+
+        ``on_actions`` gets each answer, or what a turn failed with, from the thread that reads the
+        stream. A turn whose predecessor is not answered is left out. A new push takes the place of
+        the last one; after a reconnect it goes on.
+        """
+        request = act_request(
+            deadline_s, max_frame_age_s, latency_class, samples, seed, temperature, flow
+        )
+        self._core.push(hz, request, on_actions)
+
+    def stop_push(self) -> None:
+        """The server does not ask any more; what is on its way is dropped."""
+        self._core.push(0.0, pb.ActRequest(), None)
 
     def cancel_all(self) -> None:
         """Withdraws every unanswered act request; each then fails with Cancelled."""

@@ -159,6 +159,7 @@ class Client:
         supersede: bool = False,
         on_token: _core.OnToken | None = None,
         stream_tokens: bool = False,
+        refresh_class: str = "",
         reconnect: types.Reconnect | None = types.DEFAULT_RECONNECT,
         retry_acts: bool = False,
         on_reconnect: _core.OnReconnect | None = None,
@@ -166,7 +167,14 @@ class Client:
         """A session, opened by ``async with`` or by awaiting it; see the blocking client's."""
         stream_tokens = stream_tokens or on_token is not None
         message = _core.open_message(
-            model, instruction, cameras, statistics_key, latency_class, supersede, stream_tokens
+            model,
+            instruction,
+            cameras,
+            statistics_key,
+            latency_class,
+            supersede,
+            stream_tokens,
+            refresh_class,
         )
         session = Session(
             self._inference,

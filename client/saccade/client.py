@@ -188,6 +188,7 @@ class Client:
         supersede: bool = False,
         on_token: _core.OnToken | None = None,
         stream_tokens: bool = False,
+        refresh_class: str = "",
         reconnect: types.Reconnect | None = types.DEFAULT_RECONNECT,
         retry_acts: bool = False,
         on_reconnect: _core.OnReconnect | None = None,
@@ -195,14 +196,22 @@ class Client:
         """Opens a session.
 
         ``on_token(act_id, sample, index, token)`` and ``on_reconnect`` are called by its reader
-        thread; ``stream_tokens`` allows ``Session.act_stream``. When the connection or the server
+        thread; ``stream_tokens`` allows ``Session.act_stream``. ``refresh_class``: what is sent is made
+        into a prefix at once, by requests of that latency class, and acts read the newest one. When the connection or the server
         goes away the session is opened again (``reconnect``; None: it ends) with the newest
         instruction, state and frames; act requests without an answer fail with a retriable error,
         or are sent again where their deadline allows it (``retry_acts``).
         """
         stream_tokens = stream_tokens or on_token is not None
         message = _core.open_message(
-            model, instruction, cameras, statistics_key, latency_class, supersede, stream_tokens
+            model,
+            instruction,
+            cameras,
+            statistics_key,
+            latency_class,
+            supersede,
+            stream_tokens,
+            refresh_class,
         )
         session = Session(self._inference, message, reconnect, retry_acts, on_token, on_reconnect)
         self._sessions.add(session)

@@ -607,3 +607,50 @@ def test_async_calls_carry_certificate_and_token_through_a_reconnect(tmp_path: P
         asyncio.run(run())
     finally:
         secured.server.close()
+
+
+def test_vision_and_actions_at_rates_of_their_own(server: RunningServer) -> None:
+    """Frames at their rate, pushed actions at another, both clients."""
+
+    def check(got: list[Actions]) -> None:
+        versions = [a.observation_version for a in got]
+        assert versions == sorted(versions)
+        assert len(set(versions)) > 1
+        assert any(a.frames_cached for a in got)
+
+    def blocking() -> None:
+        got: list[Actions] = []
+        with (
+            Client(server.address) as client,
+            client.session(instruction=TEXT, refresh_class="best_effort") as session,
+        ):
+            session.send_frame(FRAME)
+            session.push(50, lambda a: got.append(a) if isinstance(a, Actions) else None)
+            for i in range(200):
+                time.sleep(0.02)
+                session.send_frame(np.roll(FRAME, i, axis=0))
+                if len(got) > 20 and got[-1].observation_version > 3:
+                    break
+            session.stop_push()
+            own = session.act()
+            assert own.observation_version >= got[0].observation_version
+        check(got)
+
+    async def asynchronous() -> None:
+        got: list[Actions] = []
+        async with (
+            aio.Client(server.address) as client,
+            client.session(instruction=TEXT, refresh_class="best_effort") as session,
+        ):
+            session.send_frame(FRAME)
+            session.push(50, lambda a: got.append(a) if isinstance(a, Actions) else None)
+            for i in range(200):
+                await asyncio.sleep(0.02)
+                session.send_frame(np.roll(FRAME, i, axis=0))
+                if len(got) > 20 and got[-1].observation_version > 3:
+                    break
+            session.stop_push()
+        check(got)
+
+    blocking()
+    asyncio.run(asynchronous())

@@ -307,6 +307,14 @@ class PredictResponse(_message.Message):
     chunk: ActionChunk
     def __init__(self, chunk: _Optional[_Union[ActionChunk, _Mapping]] = ...) -> None: ...
 
+class Push(_message.Message):
+    __slots__ = ["act", "hz"]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    HZ_FIELD_NUMBER: _ClassVar[int]
+    act: ActRequest
+    hz: float
+    def __init__(self, hz: _Optional[float] = ..., act: _Optional[_Union[ActRequest, _Mapping]] = ...) -> None: ...
+
 class RawImage(_message.Message):
     __slots__ = ["data", "height", "pixel_format", "width"]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -340,19 +348,22 @@ class Reset(_message.Message):
     def __init__(self, keep_instruction: bool = ...) -> None: ...
 
 class SessionOptions(_message.Message):
-    __slots__ = ["stream_tokens", "supersede"]
+    __slots__ = ["refresh_class", "stream_tokens", "supersede"]
+    REFRESH_CLASS_FIELD_NUMBER: _ClassVar[int]
     STREAM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDE_FIELD_NUMBER: _ClassVar[int]
+    refresh_class: str
     stream_tokens: bool
     supersede: bool
-    def __init__(self, supersede: bool = ..., stream_tokens: bool = ...) -> None: ...
+    def __init__(self, supersede: bool = ..., stream_tokens: bool = ..., refresh_class: _Optional[str] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ["act", "cancel", "executed", "open", "reset", "state", "text", "vision"]
+    __slots__ = ["act", "cancel", "executed", "open", "push", "reset", "state", "text", "vision"]
     ACT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     EXECUTED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -361,11 +372,12 @@ class SessionRequest(_message.Message):
     cancel: Cancel
     executed: ExecutedActions
     open: Open
+    push: Push
     reset: Reset
     state: StateInput
     text: TextInput
     vision: VisionFrame
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., vision: _Optional[_Union[VisionFrame, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., state: _Optional[_Union[StateInput, _Mapping]] = ..., executed: _Optional[_Union[ExecutedActions, _Mapping]] = ..., act: _Optional[_Union[ActRequest, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., vision: _Optional[_Union[VisionFrame, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., state: _Optional[_Union[StateInput, _Mapping]] = ..., executed: _Optional[_Union[ExecutedActions, _Mapping]] = ..., act: _Optional[_Union[ActRequest, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ["chunk", "error", "notice", "opened", "token"]
