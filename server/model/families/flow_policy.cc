@@ -43,6 +43,25 @@ std::string Stripped(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
+// The words of a prompt. INVALID_ARGUMENT (field "state").
+absl::StatusOr<std::string> FlowText(const FlowConfig& config, std::string_view instruction,
+                                     std::span<const float> state) {
+  if (config.prompt == FlowPrompt::kLine) {
+    std::string line(instruction);
+    if (line.empty() || line.back() != '\n') line += '\n';
+    return line;
+  }
+  std::string task = Stripped(instruction);
+  std::replace(task.begin(), task.end(), '_', ' ');
+  std::replace(task.begin(), task.end(), '\n', ' ');
+  std::string bins;
+  for (const float x : state) {
+    if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
+    StrAppend(&bins, bins.empty() ? "" : " ", BinOf(x));
+  }
+  return StrCat("Task: ", task, ", State: ", bins, ";\nAction: ");
+}
+
 // Immutable after loading. Holds the backend it was loaded to, which must outlive it.
 class FlowPolicy final : public Model {
  public:
@@ -241,20 +260,7 @@ absl::StatusOr<Prompt> FlowPolicy::BuildPrompt(const PromptInput& input) const {
     return InvalidField(
         "state", StrCat(input.state.size(), " normalised values, expected ", config_.state_width));
   }
-  std::string text(input.instruction);
-  if (config_.prompt == FlowPrompt::kLine) {
-    if (text.empty() || text.back() != '\n') text += '\n';
-  } else {
-    text = Stripped(text);
-    std::replace(text.begin(), text.end(), '_', ' ');
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    std::string state;
-    for (const float x : input.state) {
-      if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
-      StrAppend(&state, state.empty() ? "" : " ", BinOf(x));
-    }
-    text = StrCat("Task: ", text, ", State: ", state, ";\nAction: ");
-  }
+  ASSIGN_OR_RETURN(const std::string text, FlowText(config_, input.instruction, input.state));
   ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(text));
   return PromptOf(std::move(ids), input.missing_cameras, "instruction");
 }
@@ -513,6 +519,16 @@ std::vector<std::string> FlowTensorProblems(const Checkpoint& checkpoint,
     }
   }
   return problems;
+}
+
+absl::StatusOr<uint32_t> FlowTextTokens(const FlowConfig& config, std::string_view instruction) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
+                   Tokenizer::Load(config.tokenizer_dir));
+  ASSIGN_OR_RETURN(const std::string text,
+                   FlowText(config, instruction, std::vector<float>(config.state_width)));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                   tokenizer->Encode(text, {.allow_special = false}));
+  return static_cast<uint32_t>(ids.size());
 }
 
 absl::StatusOr<std::unique_ptr<Model>> LoadFlowPolicy(const Checkpoint& checkpoint,

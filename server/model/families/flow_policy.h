@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -71,6 +72,9 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config);
 
 // One line per tensor that is absent, mis-shaped, or not part of such a model.
 std::vector<std::string> FlowTensorProblems(const Checkpoint& checkpoint, const FlowConfig& config);
+
+// Tokens of text in a prompt for `instruction`, with a state of zeros.
+absl::StatusOr<uint32_t> FlowTextTokens(const FlowConfig& config, std::string_view instruction);
 
 absl::StatusOr<std::unique_ptr<Model>> LoadFlowPolicy(const Checkpoint& checkpoint,
                                                       Backend& backend, const ModelOptions& options,

@@ -98,6 +98,12 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
                                  " dimensions, max_action_dim is ", out.expert.action_width));
     }
   }
+  ASSIGN_OR_RETURN(const JsonView mapping, config.Get("normalization_mapping"));
+  ASSIGN_OR_RETURN(const std::string visual, mapping.String("VISUAL", "IDENTITY"));
+  if (visual != "IDENTITY") {
+    return absl::UnimplementedError(
+        StrCat("config.json: normalization_mapping.VISUAL: \"", visual, "\" is not supported"));
+  }
   ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
   if (aloha) return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
   return absl::OkStatus();

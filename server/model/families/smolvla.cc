@@ -91,7 +91,7 @@ absl::StatusOr<DecoderSpec> ReadTrunk(const Checkpoint& checkpoint, const VlmSiz
   trunk.heads = sizes.heads;
   trunk.kv_heads = sizes.kv_heads;
   trunk.intermediate = mlp[0];
-  if (mlp[0] > kMaxWidth || q[0] > kMaxWidth || q[0] % trunk.heads != 0 ||
+  if (mlp[0] > kMaxWidth || q[0] > kMaxWidth || q[0] % (2 * trunk.heads) != 0 ||
       trunk.heads % trunk.kv_heads != 0) {
     return absl::InvalidArgumentError(StrCat(checkpoint.dir(), ": ", trunk.heads, " heads and ",
                                              trunk.kv_heads, " of keys do not fit a projection of ",
