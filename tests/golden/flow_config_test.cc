@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/checkpoint.h"
-#include "model/families/flow_policy.h"
+#include "model/families/lerobot_policy.h"
 #include "model/families/pi.h"
 #include "model/families/smolvla.h"
 #include "tests/golden/support/setup.h"
@@ -14,13 +14,13 @@
 namespace saccade {
 namespace {
 
-absl::StatusOr<FlowConfig> Read(const std::string& dir) {
+absl::StatusOr<PolicyConfig> Read(const std::string& dir) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(dir));
   return IsSmolVla(checkpoint) ? ReadSmolVla(checkpoint) : ReadPi(checkpoint);
 }
 
-absl::StatusOr<FlowConfig> ReadWith(const std::string& policy, const std::string& file,
-                                    const std::function<void(Json&)>& change) {
+absl::StatusOr<PolicyConfig> ReadWith(const std::string& policy, const std::string& file,
+                                      const std::function<void(Json&)>& change) {
   const FolderCopy folder(DataDir() + "/" + policy + "/checkpoint");
   Json json = folder.ReadJson(file);
   change(json);
@@ -49,7 +49,7 @@ struct Case {
 
 void ExpectRefused(const std::string& policy, const std::vector<Case>& cases) {
   for (const Case& c : cases) {
-    const absl::StatusOr<FlowConfig> config = ReadWith(policy, c.file, c.change);
+    const absl::StatusOr<PolicyConfig> config = ReadWith(policy, c.file, c.change);
     ASSERT_FALSE(config.ok()) << c.message.front();
     EXPECT_TRUE(config.status().code() == absl::StatusCode::kInvalidArgument ||
                 config.status().code() == absl::StatusCode::kUnimplemented)
@@ -142,7 +142,7 @@ TEST(FlowConfig, PiRefusesByName) {
 TEST(FlowConfig, PiVariantsAreKnownByName) {
   const FolderCopy folder(DataDir() + "/pi0/checkpoint");
   folder.Remove("tiny_dims.json");
-  const absl::StatusOr<FlowConfig> config = Read(folder.path());
+  const absl::StatusOr<PolicyConfig> config = Read(folder.path());
   ASSERT_TRUE(config.ok()) << std::string(config.status().message());
   EXPECT_EQ(config->trunk.heads, 8u);
   EXPECT_EQ(config->trunk.kv_heads, 1u);
@@ -151,7 +151,7 @@ TEST(FlowConfig, PiVariantsAreKnownByName) {
   Json json = folder.ReadJson("config.json");
   json["action_expert_variant"] = "gemma_9b";
   folder.WriteJson("config.json", json);
-  const absl::StatusOr<FlowConfig> other = Read(folder.path());
+  const absl::StatusOr<PolicyConfig> other = Read(folder.path());
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.status().message().find("gemma_9b"), absl::string_view::npos);
 }
@@ -167,7 +167,7 @@ TEST(FlowConfig, CamerasKeepTheOrderOfTheFile) {
   };
   swap("observation.images.top", "observation.images.zenith");
   folder.Write("config.json", text);
-  const absl::StatusOr<FlowConfig> config = Read(folder.path());
+  const absl::StatusOr<PolicyConfig> config = Read(folder.path());
   ASSERT_TRUE(config.ok()) << std::string(config.status().message());
   ASSERT_EQ(config->cameras.size(), 2u);
   EXPECT_EQ(config->cameras[0].name, "zenith");
@@ -183,11 +183,11 @@ TEST(FlowConfig, LeftOutKeysHaveTheReferencesValues) {
     json.erase(key);
   }
   folder.WriteJson("config.json", json);
-  const absl::StatusOr<FlowConfig> config = Read(folder.path());
+  const absl::StatusOr<PolicyConfig> config = Read(folder.path());
   ASSERT_TRUE(config.ok()) << std::string(config.status().message());
-  EXPECT_EQ(config->expert.horizon, 50u);
+  EXPECT_EQ(config->horizon, 50u);
   EXPECT_EQ(config->served_actions, 50u);
-  EXPECT_EQ(config->expert.action_width, 32u);
+  EXPECT_EQ(config->action_width, 32u);
   EXPECT_EQ(config->steps, 10u);
   EXPECT_EQ(config->max_text, 200u);
   EXPECT_EQ(config->min_period, 4e-3);
@@ -200,13 +200,13 @@ TEST(FlowConfig, AMissingTokenizerIsNamed) {
     const FolderCopy folder(DataDir() + "/" + policy + "/checkpoint");
     folder.Remove(folder_name + "/tokenizer.json");
     if (policy == "pi0") folder.Remove(folder_name + "/tokenizer.model");
-    const absl::StatusOr<FlowConfig> config = Read(folder.path());
+    const absl::StatusOr<PolicyConfig> config = Read(folder.path());
     ASSERT_EQ(config.status().code(), absl::StatusCode::kNotFound);
     EXPECT_NE(config.status().message().find(folder_name), absl::string_view::npos);
   }
   // A hub id is no path: the files are looked for in the checkpoint's own folder.
   for (const std::string name : {"../../vlm", "HuggingFaceTB/SmolVLM2-500M", "/etc", ""}) {
-    const absl::StatusOr<FlowConfig> config =
+    const absl::StatusOr<PolicyConfig> config =
         ReadWith("smolvla", "config.json", [&](Json& j) { j["vlm_model_name"] = name; });
     ASSERT_TRUE(config.ok()) << std::string(config.status().message());
     EXPECT_EQ(config->tokenizer_dir.substr(config->tokenizer_dir.size() - 4), "/vlm");
@@ -224,10 +224,10 @@ TEST(FlowConfig, TensorsThatNoSuchModelHasAreRefused) {
     std::string other = name;
     other.back() = 'X';
     Rename(folder, name, other);
-    const absl::StatusOr<FlowConfig> config = Read(folder.path());
+    const absl::StatusOr<PolicyConfig> config = Read(folder.path());
     ASSERT_TRUE(config.ok()) << std::string(config.status().message());
     const Checkpoint checkpoint = *Checkpoint::Open(folder.path());
-    const std::vector<std::string> problems = FlowTensorProblems(checkpoint, *config);
+    const std::vector<std::string> problems = PolicyTensorProblems(checkpoint, *config);
     ASSERT_EQ(problems.size(), 2u) << policy;
     EXPECT_EQ(problems[0].substr(0, name.size() + 8), name + ": absent");
     EXPECT_EQ(problems[1].substr(0, other.size()), other);

@@ -62,6 +62,9 @@ TEST(Inspect, FlowPolicies) {
     EXPECT_EQ(json["servable"], true);
     EXPECT_GT(json["prompt"]["text_tokens"], 3);
   }
+  const Result fast = Inspect(DataDir() + "/pi0_fast/checkpoint", false);
+  EXPECT_EQ(fast.code, 0) << fast.output;
+  EXPECT_NE(fast.output.find("2048 ids"), std::string::npos) << fast.output;
 }
 
 TEST(Inspect, SaysEverythingThatIsMissing) {

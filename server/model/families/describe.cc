@@ -5,7 +5,7 @@
 
 #include "base/strings.h"
 #include "model/checkpoint.h"
-#include "model/families/flow_policy.h"
+#include "model/families/lerobot_policy.h"
 #include "model/families/openvla_config.h"
 #include "model/families/openvla_prompt.h"
 #include "model/families/pi.h"
@@ -64,40 +64,43 @@ void DescribeOpenVla(const Checkpoint& checkpoint, const DescribeLimits& limits,
   }
 }
 
-void DescribeFlow(const Checkpoint& checkpoint, absl::StatusOr<FlowConfig> read,
+void DescribeFlow(const Checkpoint& checkpoint, absl::StatusOr<PolicyConfig> read,
                   const DescribeLimits& limits, FolderDescription& out) {
   if (!read.ok()) {
     out.problems.emplace_back(FromAbsl(read.status().message()));
     return;
   }
-  const FlowConfig& config = *read;
-  for (std::string& problem : FlowTensorProblems(checkpoint, config)) {
+  const PolicyConfig& config = *read;
+  for (std::string& problem : PolicyTensorProblems(checkpoint, config)) {
     out.problems.push_back(std::move(problem));
   }
-  const absl::StatusOr<uint32_t> text = FlowTextTokens(config, kShortInstruction);
+  const absl::StatusOr<uint32_t> text = PolicyTextTokens(config, kShortInstruction);
   if (text.ok()) {
     out.prompt_text_tokens = *text;
   } else {
     out.problems.emplace_back(FromAbsl(text.status().message()));
   }
   out.known_sizes = true;
-  out.spec = FlowSpec(checkpoint, config);
+  out.spec = PolicySpec(checkpoint, config);
   const VitSpec& tower = config.tower;
   out.towers.push_back({tower.tap, tower.image_size, tower.patch_size, tower.width, tower.heads,
                         tower.depth, tower.blocks});
   out.layers = config.trunk.layers;
   out.heads = config.trunk.heads;
   out.intermediate = config.trunk.intermediate;
-  out.prompt_style = config.prompt == FlowPrompt::kLine ? "line" : "task and state";
+  out.prompt_style = config.prompt == PromptStyle::kLine ? "line" : "task and state";
   for (const DType compute : {DType::kF32, DType::kBf16}) {
     FolderDescription::Memory memory;
     memory.compute = compute;
     memory.weights = TensorBytes(checkpoint, config.Tensors(), compute);
+    if (config.trunk.tied_head()) {  // packed a second time, as the head
+      memory.weights += size_t{config.trunk.vocab} * config.trunk.hidden * DTypeSize(compute);
+    }
     memory.workspace =
         config.WorkspaceBytes(limits.frames, limits.rows, limits.logit_rows, compute);
     memory.parking = config.ParkingBytes(limits.frames, limits.rows, limits.logit_rows);
-    memory.denoise_workspace = config.expert.WorkspaceBytes(limits.items, compute);
-    memory.denoise_parking = config.expert.ParkingBytes(limits.items);
+    memory.denoise_workspace = config.DenoiseBytes(limits.items, compute);
+    memory.denoise_parking = config.DenoiseParkingBytes(limits.items);
     out.memory.push_back(memory);
   }
 }
@@ -117,7 +120,7 @@ absl::StatusOr<FolderDescription> DescribeFolder(const std::string& dir,
     DescribeOpenVla(checkpoint, limits, out);
   } else if (out.family == "smolvla") {
     DescribeFlow(checkpoint, ReadSmolVla(checkpoint), limits, out);
-  } else if (out.family == "pi0" || out.family == "pi05") {
+  } else if (out.family == "pi0" || out.family == "pi05" || out.family == "pi0_fast") {
     DescribeFlow(checkpoint, ReadPi(checkpoint), limits, out);
   } else {
     const std::string type = checkpoint.config_view().String("model_type", "").value_or("");
