@@ -104,13 +104,18 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
     }
     for (const FolderDescription::Tower& t : d.towers) {
       Row("tower", StrCat(t.name, ": ", t.width, " wide, ", t.heads, " heads, ", t.depth,
-                          " blocks (the last is not used), ", t.image_size, " px in patches of ",
-                          t.patch_size));
+                          t.blocks < t.depth ? " blocks (the last is not used), " : " blocks, ",
+                          t.image_size, " px in patches of ", t.patch_size));
     }
     Row("trunk",
         StrCat(d.layers, " layers, ", s.hidden, " wide, ", d.heads, " heads on ", s.kv.kv_heads,
                " key/value heads of ", s.kv.head_dim, ", MLP ", d.intermediate));
-    Row("vocabulary", StrCat(s.vocab_size, " ids, ", d.action_bins, " of them actions"));
+    if (s.head.kind == HeadKind::kFlow) {
+      Row("head", StrCat("flow, ", s.head.horizon, " actions in ", s.head.steps, " steps, ",
+                         s.state_dim, " values of state"));
+    } else {
+      Row("vocabulary", StrCat(s.vocab_size, " ids, ", d.action_bins, " of them actions"));
+    }
     Row("prompt",
         StrCat(d.prompt_style, ": ", s.vision_tokens, " vision and ", d.prompt_text_tokens,
                " text tokens for a short instruction, at most ", s.max_positions, " positions"));

@@ -95,13 +95,15 @@ void Engine::Impl::Handle(WorkerId id, WorkerStep& step, TimePoint now) {
   const StepResult& result = step.result;
   stats_dirty_ = true;
   if (state.outstanding.empty()) state.free_at = now;
-  // An id outside the action range ends its request before more work is spent on it. A model stays
+  // An id outside the action range ends its request before more work is spent on it, where every
+  // token is an action of its own. A model stays
   // while a step of it is in flight.
   const Loaded& loaded = models_.at(plan.model);
   const ServedModel& model = *loaded.served;
   if (result.status.ok() && model.invalid_tokens == InvalidTokenPolicy::kFail) {
     for (const SampledToken& token : result.tokens) {
       if (token.token == kInvalidSample || model.spec().head.kind != HeadKind::kTokens ||
+          !model.spec().head.stop_tokens.empty() ||
           model.instances.front()->IsActionToken(token.token)) {
         continue;
       }

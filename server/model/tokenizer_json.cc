@@ -94,7 +94,7 @@ class JsonTokenizer : public Tokenizer {
 
   Vocabulary vocabulary_;
   BpeModel bpe_;
-  Normalizer normalizer_;
+  TextNormalizer normalizer_;
   PreTokenizer pre_tokenizer_;
   TokenMatcher raw_added_;         // matched in the text as it comes
   TokenMatcher normalized_added_;  // matched in normalised text
@@ -107,7 +107,7 @@ absl::Status JsonTokenizer::Init(const JsonView& root) {
   ASSIGN_OR_RETURN(const JsonView model, root.Get("model"));
   if (root.Has("normalizer")) {
     ASSIGN_OR_RETURN(const JsonView view, root.Get("normalizer"));
-    ASSIGN_OR_RETURN(normalizer_, Normalizer::Parse(view));
+    ASSIGN_OR_RETURN(normalizer_, TextNormalizer::Parse(view));
   }
   if (root.Has("pre_tokenizer")) {
     ASSIGN_OR_RETURN(const JsonView view, root.Get("pre_tokenizer"));

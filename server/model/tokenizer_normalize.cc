@@ -8,13 +8,13 @@
 
 namespace saccade {
 
-absl::StatusOr<Normalizer> Normalizer::Parse(const JsonView& view) {
-  Normalizer result;
+absl::StatusOr<TextNormalizer> TextNormalizer::Parse(const JsonView& view) {
+  TextNormalizer result;
   RETURN_IF_ERROR(result.Add(view));
   return result;
 }
 
-absl::Status Normalizer::Add(const JsonView& view) {
+absl::Status TextNormalizer::Add(const JsonView& view) {
   ASSIGN_OR_RETURN(const std::string type, view.String("type"));
   if (type == "Sequence") {
     ASSIGN_OR_RETURN(const JsonView list, view.Get("normalizers"));
@@ -46,7 +46,7 @@ absl::Status Normalizer::Add(const JsonView& view) {
   return absl::OkStatus();
 }
 
-std::string Normalizer::Normalize(std::string_view text) const {
+std::string TextNormalizer::Normalize(std::string_view text) const {
   std::string out(text);
   for (const Step& step : steps_) {
     switch (step.kind) {

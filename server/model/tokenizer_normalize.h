@@ -11,10 +11,10 @@
 
 namespace saccade {
 
-class Normalizer {
+class TextNormalizer {
  public:
   // INVALID_ARGUMENT: malformed. UNIMPLEMENTED: a part is not supported.
-  static absl::StatusOr<Normalizer> Parse(const JsonView& view);
+  static absl::StatusOr<TextNormalizer> Parse(const JsonView& view);
 
   // `text` is valid UTF-8, and so is what comes out.
   std::string Normalize(std::string_view text) const;

@@ -1,4 +1,4 @@
-// SmolVLA, pi0 and pi0.5 against the tensors that lerobot's implementations produce, stage by
+// SmolVLA, pi0, pi0.5 and pi0-FAST against the tensors that lerobot's implementations produce, stage by
 // stage, on every backend and precision.
 #include <gtest/gtest.h>
 
@@ -546,6 +546,111 @@ TEST(SmolVla, SpecialTokensStandAroundFrames) {
       ExpectNear("image_special.prefix_embs", ValueOf(tap.Rows("lm.embeds")).values, want);
     }
   }
+}
+
+// ---- pi0-FAST: the same trunk, with a head
+
+class PiFast : public testing::TestWithParam<Param> {};
+
+std::vector<Param> FastParams() {
+  std::vector<Param> out;
+  for (const BackendConfig& backend : AllBackends()) {
+    out.push_back({0, backend, DType::kF32});
+    out.push_back({0, backend, DType::kBf16});
+  }
+  return out;
+}
+
+TEST_P(PiFast, WritesTheReferencesTokens) {
+  const Golden golden("pi0_fast");
+  const LoadedModel loaded =
+      ValueOf(LoadFrom(DataDir() + "/pi0_fast/checkpoint", GetParam().backend, GetParam().compute));
+  ASSERT_NE(loaded.model, nullptr);
+  const ModelSpec& spec = loaded.model->spec();
+  EXPECT_EQ(spec.head.kind, HeadKind::kTokens);
+  EXPECT_EQ(spec.max_action_tokens, 24u);
+  EXPECT_EQ(spec.stop_tokens.size(), 1u);
+  const Policy policy = {
+      "pi0_fast", {"image.base_u8", "image.wrist_u8"}, 4, "Pick up the_red block", "", 3};
+  const Input input = InputOf(*loaded.model, policy, golden);
+  const bool exact = GetParam().compute == DType::kF32;
+  // In slices of a layer as in one piece.
+  for (const uint32_t layers : {0u, 1u}) {
+    FlowLimits limits;
+    limits.layers = layers;
+    const auto runner = ValueOf(FlowRunner::Create(*loaded.backend, *loaded.model, limits));
+    const uint32_t s = 0;
+    runner->Start(s, input.prompt, input.state);
+    RecordingTap tap(*loaded.backend, {"lm.embeds", "lm.logits"});
+    ASSERT_OK(runner->Encode(FramesOf(s, input)));
+    const std::vector<int32_t> tokens = ValueOf(runner->Generate(s, 24, &tap));
+    // BF16 may leave the reference's path, not by its first token.
+    std::vector<int32_t> want;
+    for (const float id : golden.Get("generated_ids")) want.push_back(static_cast<int32_t>(id));
+    ASSERT_EQ(tokens.size(), want.size());
+    if (!exact) {
+      EXPECT_EQ(tokens.front(), want.front());
+      continue;
+    }
+    EXPECT_EQ(tokens, want);
+    ExpectNear("logits", ValueOf(tap.Rows("lm.logits")).values, golden.Get("logits"));
+    // Masked: the third camera (16 tokens) and the padding between text and BOS.
+    const std::vector<float> mask = golden.Get("tokens_mask");
+    const auto kept = [&](const std::string& name, size_t width) {
+      const std::vector<float> all = golden.Get(name);
+      std::vector<float> out;
+      for (size_t row = 0; row < 129; ++row) {
+        if ((row >= 32 && row < 48) || (row >= 48 && row < 128 && mask[row - 48] == 0)) continue;
+        out.insert(out.end(), all.begin() + static_cast<std::ptrdiff_t>(row * width),
+                   all.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
+      }
+      return out;
+    };
+    const std::vector<float> embeds = kept("prefix.embs", spec.hidden);
+    std::vector<float> got = ValueOf(tap.Rows("lm.embeds")).values;
+    got.resize(embeds.size());  // of the prompt
+    ExpectNear("prefix.embs", got, embeds);
+    for (uint32_t layer = 0; layer < 3; ++layer) {
+      const FlowRunner::LayerCache cache = ValueOf(runner->ReadCache(s, layer));
+      const std::string n = std::to_string(layer);
+      ExpectNear("prefix.k." + n, cache.k, kept("prefix.k." + n, 16));
+      ExpectNear("prefix.v." + n, cache.v, kept("prefix.v." + n, 16));
+    }
+    const ActionChunk chunk =
+        ValueOf(loaded.model->DecodeActions(tokens, "", InvalidTokenPolicy::kClamp));
+    ExpectNear("actions", AsF32(chunk.values), golden.Get("actions"), 2e-6);
+    ExpectNear("normalized", chunk.normalized, golden.Get("actions_normalized"), 2e-6);
+    // 24 tokens are no whole chunk.
+    EXPECT_FALSE(loaded.model->DecodeActions(tokens, "", InvalidTokenPolicy::kFail).ok());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, PiFast, testing::ValuesIn(FastParams()), [](const auto& info) {
+  return info.param.backend.name + "_" + std::string(DTypeName(info.param.compute));
+});
+
+TEST(PiFastHost, ReadsTheReferencesAnswers) {
+  const Golden golden("pi0_fast");
+  const LoadedModel loaded =
+      ValueOf(LoadFrom(DataDir() + "/pi0_fast/checkpoint", RefBackendConfig(false), DType::kF32));
+  ASSERT_NE(loaded.model, nullptr);
+  const Model& model = *loaded.model;
+  for (const std::string fast : {"fast0", "fast1", "fast2", "fast3"}) {
+    std::vector<int32_t> ids;
+    for (const float id : golden.Get(fast + ".sequence")) ids.push_back(static_cast<int32_t>(id));
+    const ActionChunk chunk = ValueOf(model.DecodeActions(ids, "", InvalidTokenPolicy::kFail));
+    EXPECT_EQ(chunk.horizon, 10u);
+    EXPECT_EQ(chunk.tokens, ids);
+    ExpectNear(fast, chunk.normalized, golden.Get(fast + ".decoded"), 1e-6);
+    EXPECT_EQ(std::vector<int32_t>{ids.back()}, model.spec().stop_tokens);
+    EXPECT_TRUE(model.IsActionToken(ids[ids.size() - 2]));
+    EXPECT_FALSE(model.IsActionToken(ids.back()));
+    EXPECT_FALSE(model.IsActionToken(ids.front()));
+  }
+  const std::vector<int32_t> sick = {1893, kInvalidSample};
+  const absl::Status status = model.DecodeActions(sick, "", InvalidTokenPolicy::kClamp).status();
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNonFinite);
+  EXPECT_FALSE(model.FinishActions(std::vector<float>(320), "", {}).ok());
 }
 
 }  // namespace

@@ -47,6 +47,26 @@ TEST(Inspect, Json) {
   EXPECT_EQ(json["memory"][1]["kv_bytes_per_token"], 2 * 2 * 2 * 10 * 2);
 }
 
+TEST(Inspect, FlowPolicies) {
+  for (const std::string policy : {"smolvla", "pi0", "pi05"}) {
+    const std::string dir = DataDir() + "/" + policy + "/checkpoint";
+    const Result table = Inspect(dir, false);
+    EXPECT_EQ(table.code, 0) << table.output;
+    for (const std::string& part :
+         {policy, std::string("flow, 10 actions in 10 steps"),
+          std::string("default, 6 action values"), std::string("servable       yes")}) {
+      EXPECT_NE(table.output.find(part), std::string::npos) << part << " in\n" << table.output;
+    }
+    const Json json = Json::parse(Inspect(dir, true).output);
+    EXPECT_EQ(json["family"], policy);
+    EXPECT_EQ(json["servable"], true);
+    EXPECT_GT(json["prompt"]["text_tokens"], 3);
+  }
+  const Result fast = Inspect(DataDir() + "/pi0_fast/checkpoint", false);
+  EXPECT_EQ(fast.code, 0) << fast.output;
+  EXPECT_NE(fast.output.find("2048 ids"), std::string::npos) << fast.output;
+}
+
 TEST(Inspect, SaysEverythingThatIsMissing) {
   const FolderCopy demo(DemoCheckpoint());
   demo.Remove("tokenizer.json");

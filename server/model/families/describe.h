@@ -14,6 +14,7 @@ struct DescribeLimits {
   uint32_t frames = 1;
   uint32_t rows = 1;
   uint32_t logit_rows = 1;
+  uint32_t items = 1;  // of a denoise step
 };
 
 struct FolderDescription {
@@ -26,6 +27,7 @@ struct FolderDescription {
   struct Tower {
     std::string name;
     uint32_t image_size, patch_size, width, heads, depth;
+    uint32_t blocks;  // that run
   };
   std::vector<Tower> towers;
   uint32_t layers = 0;
@@ -39,6 +41,9 @@ struct FolderDescription {
     size_t weights = 0;    // on a device, without padding
     size_t workspace = 0;  // of one step within the limits
     size_t parking = 0;    // of one pass that is cut into slices
+    // Of a model with a flow head: the same of a denoise step.
+    size_t denoise_workspace = 0;
+    size_t denoise_parking = 0;
   };
   std::vector<Memory> memory;  // per compute dtype
 };

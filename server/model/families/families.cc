@@ -16,6 +16,7 @@ constexpr std::array kFamilies = {
     Family{"smolvla", IsSmolVla, LoadSmolVla},
     Family{"pi0", IsPi0, LoadPi},
     Family{"pi05", IsPi05, LoadPi},
+    Family{"pi0_fast", IsPi0Fast, LoadPi},
 };
 
 }  // namespace

@@ -62,7 +62,7 @@ bool IsLerobotPolicy(const Checkpoint& checkpoint, std::string_view type) {
 }
 
 absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaults& defaults,
-                               FlowConfig& out) {
+                               PolicyConfig& out) {
   const JsonView config = checkpoint.config_view();
   ASSIGN_OR_RETURN(out.cameras, ReadCameras(checkpoint));
   ASSIGN_OR_RETURN(out.adapters, ReadPolicyAdapters(checkpoint));
@@ -76,10 +76,9 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
   RETURN_IF_ERROR(read("n_obs_steps", 1, 1, 1, observations));
   RETURN_IF_ERROR(
       read("empty_cameras", 0, static_cast<int64_t>(kMaxCameras), 0, out.empty_cameras));
-  RETURN_IF_ERROR(read("chunk_size", 1, 4096, 50, out.expert.horizon));
-  RETURN_IF_ERROR(
-      read("n_action_steps", 1, out.expert.horizon, out.expert.horizon, out.served_actions));
-  RETURN_IF_ERROR(read("max_action_dim", 1, 4096, 32, out.expert.action_width));
+  RETURN_IF_ERROR(read("chunk_size", 1, 4096, 50, out.horizon));
+  RETURN_IF_ERROR(read("n_action_steps", 1, out.horizon, out.horizon, out.served_actions));
+  RETURN_IF_ERROR(read("max_action_dim", 1, 4096, 32, out.action_width));
   RETURN_IF_ERROR(read("max_state_dim", 1, 4096, 32, out.state_width));
   RETURN_IF_ERROR(read(defaults.steps_key, 1, 1000, 10, out.steps));
   RETURN_IF_ERROR(read("tokenizer_max_length", 1, 1 << 16, defaults.max_text, out.max_text));
@@ -93,10 +92,16 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
       return config.Error(StrCat("the state has ", adapters.state.dim(),
                                  " dimensions, expected 1 to max_state_dim ", out.state_width));
     }
-    if (adapters.action.dim() > out.expert.action_width) {
+    if (adapters.action.dim() > out.action_width) {
       return config.Error(StrCat("an action has ", adapters.action.dim(),
-                                 " dimensions, max_action_dim is ", out.expert.action_width));
+                                 " dimensions, max_action_dim is ", out.action_width));
     }
+  }
+  ASSIGN_OR_RETURN(const JsonView mapping, config.Get("normalization_mapping"));
+  ASSIGN_OR_RETURN(const std::string visual, mapping.String("VISUAL", "IDENTITY"));
+  if (visual != "IDENTITY") {
+    return absl::UnimplementedError(
+        StrCat("config.json: normalization_mapping.VISUAL: \"", visual, "\" is not supported"));
   }
   ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
   if (aloha) return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");

@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "model/checkpoint.h"
-#include "model/families/flow_policy.h"
+#include "model/families/lerobot_policy.h"
 
 namespace saccade {
 
@@ -28,7 +28,7 @@ bool IsLerobotPolicy(const Checkpoint& checkpoint, std::string_view type);
 // Fills what does not depend on the architecture: cameras (their names), adapters, horizon, widths,
 // steps, periods, text length.
 absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaults& defaults,
-                               FlowConfig& out);
+                               PolicyConfig& out);
 
 // The square size at `key` that frames are resized to, pixels.
 absl::StatusOr<uint32_t> ReadSquare(const JsonView& config, std::string_view key, int64_t fallback);

@@ -2,11 +2,14 @@
 
 #include <array>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/strings.h"
 #include "model/families/lerobot_config.h"
+#include "model/tokenizer.h"
 
 namespace saccade {
 namespace {
@@ -68,25 +71,11 @@ absl::StatusOr<DecoderSizes> ReadDecoder(const Checkpoint& checkpoint, const std
   return DecoderSizes{q[1], CountBlocks(checkpoint, prefix + "layers."), q[0], gate[0]};
 }
 
-}  // namespace
-
-bool IsPi0(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi0"); }
-bool IsPi05(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi05"); }
-
-absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
-  const bool five = IsPi05(checkpoint);
+// Tower, projector and trunk; `prefix` is that of the tensor names.
+absl::Status ReadPaliGemma(const Checkpoint& checkpoint, const std::optional<Json>& dims,
+                           const std::string& prefix, PolicyConfig& out) {
   const JsonView config = checkpoint.config_view();
-  FlowConfig out;
-  out.family = five ? "pi05" : "pi0";
-  RETURN_IF_ERROR(ReadLerobotPolicy(checkpoint, {"num_inference_steps", five ? 200 : 48}, out));
-  ASSIGN_OR_RETURN(const std::string name, TokenizerName(checkpoint));
-  ASSIGN_OR_RETURN(out.tokenizer_dir, FindTokenizer(checkpoint, name, "tokenizer"));
-  ASSIGN_OR_RETURN(const std::optional<Json> dims, checkpoint.OptionalJson(kDims));
-
-  // Files of openpi's converter lack the outermost prefix.
-  const std::string outer = checkpoint.Has("model.action_in_proj.weight") ? "model." : "";
-  const std::string both = StrCat(outer, "paligemma_with_expert.");
-  const std::string pali = StrCat(both, "paligemma.model.");
+  const std::string pali = StrCat(prefix, "paligemma.model.");
   uint32_t vision_heads = kVisionHeads;
   if (dims) {
     const JsonView root(*dims, kDims);
@@ -99,7 +88,6 @@ absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
   out.pad_side = PadSide::kCentered;
   out.projector = StrCat(pali, "multi_modal_projector.linear");
   out.projector_bias = true;
-
   DecoderSpec& trunk = out.trunk;
   trunk.prefix = StrCat(pali, "language_model.");
   ASSIGN_OR_RETURN(const Heads heads,
@@ -107,7 +95,7 @@ absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
   ASSIGN_OR_RETURN(const DecoderSizes text, ReadDecoder(checkpoint, trunk.prefix, heads.heads));
   // Published weights are tied, and some files hold the table under the head's name alone.
   trunk.table = trunk.prefix + "embed_tokens.weight";
-  if (!checkpoint.Has(trunk.table)) trunk.table = StrCat(both, "paligemma.lm_head.weight");
+  if (!checkpoint.Has(trunk.table)) trunk.table = StrCat(prefix, "paligemma.lm_head.weight");
   ASSIGN_OR_RETURN(const std::vector<uint32_t> table, SizesOf(checkpoint, trunk.table, 2));
   trunk.vocab = table[0];
   trunk.hidden = text.hidden;
@@ -119,22 +107,31 @@ absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
   trunk.unit_norm = true;
   trunk.activation = Activation::kGeluTanh;
   trunk.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(trunk.hidden)));
+  return absl::OkStatus();
+}
 
-  ExpertSpec& expert = out.expert;
-  expert.prefix = StrCat(both, "gemma_expert.model.");
-  ASSIGN_OR_RETURN(const Heads expert_heads,
-                   ReadHeads(config, "action_expert_variant", "gemma_300m", dims, "expert"));
-  ASSIGN_OR_RETURN(const DecoderSizes sizes,
-                   ReadDecoder(checkpoint, expert.prefix, expert_heads.heads));
+// The action expert; `outer` is the outermost prefix of the tensor names.
+absl::Status ReadExpert(const Checkpoint& checkpoint, const std::optional<Json>& dims,
+                        const std::string& outer, bool five, PolicyConfig& out) {
+  ExpertSpec& expert = out.expert.emplace();
+  const DecoderSpec& trunk = out.trunk;
+  expert.prefix = StrCat(outer, "paligemma_with_expert.gemma_expert.model.");
+  ASSIGN_OR_RETURN(const Heads heads, ReadHeads(checkpoint.config_view(), "action_expert_variant",
+                                                "gemma_300m", dims, "expert"));
+  ASSIGN_OR_RETURN(const DecoderSizes sizes, ReadDecoder(checkpoint, expert.prefix, heads.heads));
   expert.ends = outer;
-  expert.time_mlp = outer + (five ? "time_mlp" : "action_time_mlp");
-  if (!five && !checkpoint.Has(expert.time_mlp + "_in.weight"))
-    expert.time_mlp = outer + "time_mlp";
+  // Older files of pi0 have pi0.5's name.
+  expert.time_mlp = outer + "time_mlp";
+  if (!five && checkpoint.Has(outer + "action_time_mlp_in.weight")) {
+    expert.time_mlp = outer + "action_time_mlp";
+  }
+  expert.horizon = out.horizon;
+  expert.action_width = out.action_width;
   expert.hidden = sizes.hidden;
   expert.layers = sizes.layers;
-  expert.heads = expert_heads.heads;
-  expert.kv_heads = expert_heads.kv_heads;
-  expert.head_dim = sizes.rows / expert_heads.heads;
+  expert.heads = heads.heads;
+  expert.kv_heads = heads.kv_heads;
+  expert.head_dim = sizes.rows / heads.heads;
   expert.intermediate = sizes.intermediate;
   expert.unit_norm = true;
   expert.adaptive = five;
@@ -145,13 +142,84 @@ absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
     return absl::InvalidArgumentError(
         StrCat(checkpoint.dir(), ": the expert's layers and heads are not those of PaliGemma"));
   }
+  return absl::OkStatus();
+}
+
+// The size of a tokenizer's model, as transformers counts it: without tokens that were added
+// behind.
+absl::StatusOr<uint32_t> ModelVocabulary(const std::string& dir) {
+  const std::string path = dir + "/tokenizer.json";
+  const absl::StatusOr<Json> file = ReadJsonFile(path);
+  if (!file.ok()) {
+    if (!absl::IsNotFound(file.status())) return file.status();
+    ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer, Tokenizer::Load(dir));
+    return static_cast<uint32_t>(tokenizer->vocab_size());
+  }
+  const JsonView root(*file, "tokenizer.json");
+  ASSIGN_OR_RETURN(const JsonView model, root.Get("model"));
+  ASSIGN_OR_RETURN(const JsonView vocab, model.Get("vocab"));
+  if (!vocab.json().is_object()) return vocab.Error("expected an object");
+  return static_cast<uint32_t>(vocab.json().size());
+}
+
+absl::Status ReadFast(const Checkpoint& checkpoint, const std::string& prefix, PolicyConfig& out) {
+  const JsonView config = checkpoint.config_view();
+  out.trunk.head = StrCat(prefix, "paligemma.lm_head.weight");
+  if (!checkpoint.Has(out.trunk.head)) out.trunk.head = out.trunk.table;
+  out.prompt = PromptStyle::kTaskAndState;
+  out.second_bos = true;
+  out.state_width = out.state_dim();
+  for (const PolicyAdapters& adapters : out.adapters) {
+    if (!adapters.relative.empty()) {
+      return absl::UnimplementedError("config.json: relative actions of FAST are not supported");
+    }
+  }
+  FastSpec& fast = out.fast.emplace();
+  ASSIGN_OR_RETURN(const std::string name, config.String("action_tokenizer_name", ""));
+  ASSIGN_OR_RETURN(fast.dir, FindTokenizer(checkpoint, name, "fast_tokenizer"));
+  ASSIGN_OR_RETURN(fast.vocabulary, ModelVocabulary(out.tokenizer_dir));
+  ASSIGN_OR_RETURN(const int64_t skipped, config.Int("fast_skip_tokens", 0, 1 << 20, 128));
+  fast.skipped = static_cast<uint32_t>(skipped);
+  ASSIGN_OR_RETURN(const int64_t tokens, config.Int("max_decoding_steps", 1, 1 << 16, 256));
+  fast.max_tokens = static_cast<uint32_t>(tokens);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool IsPi0Fast(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi0_fast"); }
+bool IsPi0(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi0"); }
+bool IsPi05(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi05"); }
+
+absl::StatusOr<PolicyConfig> ReadPi(const Checkpoint& checkpoint) {
+  const bool five = IsPi05(checkpoint);
+  const bool fast = IsPi0Fast(checkpoint);
+  const JsonView config = checkpoint.config_view();
+  PolicyConfig out;
+  out.family = fast ? "pi0_fast" : five ? "pi05" : "pi0";
+  RETURN_IF_ERROR(
+      ReadLerobotPolicy(checkpoint, {"num_inference_steps", five || fast ? 200 : 48}, out));
+  ASSIGN_OR_RETURN(std::string name, TokenizerName(checkpoint));
+  ASSIGN_OR_RETURN(name, config.String("text_tokenizer_name", name));
+  ASSIGN_OR_RETURN(out.tokenizer_dir, FindTokenizer(checkpoint, name, "tokenizer"));
+  ASSIGN_OR_RETURN(const std::optional<Json> dims, checkpoint.OptionalJson(kDims));
+  // Files of openpi's converter lack the outermost prefix.
+  const bool bare = checkpoint.Has("paligemma_with_expert.paligemma.lm_head.weight");
+  const std::string outer = bare ? "" : "model.";
+  RETURN_IF_ERROR(ReadPaliGemma(checkpoint, dims, StrCat(outer, "paligemma_with_expert."), out));
+  if (fast) {
+    RETURN_IF_ERROR(ReadFast(checkpoint, StrCat(outer, "paligemma_with_expert."), out));
+    return out;
+  }
+  RETURN_IF_ERROR(ReadExpert(checkpoint, dims, outer, five, out));
   if (five) {
     // The state is words of the prompt.
-    out.prompt = FlowPrompt::kLineAndState;
+    out.prompt = PromptStyle::kTaskAndState;
+    out.prompt_end = "Action: ";
     out.state_width = out.state_dim();
     out.mask = SuffixMask::kBidirectional;
   } else {
-    expert.state_width = out.state_width;
+    out.expert->state_width = out.state_width;
     out.mask = SuffixMask::kStateFirst;
   }
   return out;
@@ -159,8 +227,8 @@ absl::StatusOr<FlowConfig> ReadPi(const Checkpoint& checkpoint) {
 
 absl::StatusOr<std::unique_ptr<Model>> LoadPi(const Checkpoint& checkpoint, Backend& backend,
                                               const ModelOptions& options) {
-  ASSIGN_OR_RETURN(FlowConfig config, ReadPi(checkpoint));
-  return LoadFlowPolicy(checkpoint, backend, options, std::move(config));
+  ASSIGN_OR_RETURN(PolicyConfig config, ReadPi(checkpoint));
+  return LoadLerobotPolicy(checkpoint, backend, options, std::move(config));
 }
 
 }  // namespace saccade

@@ -68,7 +68,7 @@ absl::StatusOr<VlmSizes> ReadVlm(const std::optional<Json>& json) {
 // The trunk: the first layers of the VLM's decoder. Its RoPE is the policy's own, theta 1e4,
 // whatever the VLM's config says.
 absl::StatusOr<DecoderSpec> ReadTrunk(const Checkpoint& checkpoint, const VlmSizes& sizes,
-                                      const FlowConfig& policy) {
+                                      const PolicyConfig& policy) {
   const JsonView config = checkpoint.config_view();
   DecoderSpec trunk;
   trunk.prefix = StrCat(kVlm, "text_model.");
@@ -91,7 +91,7 @@ absl::StatusOr<DecoderSpec> ReadTrunk(const Checkpoint& checkpoint, const VlmSiz
   trunk.heads = sizes.heads;
   trunk.kv_heads = sizes.kv_heads;
   trunk.intermediate = mlp[0];
-  if (mlp[0] > kMaxWidth || q[0] > kMaxWidth || q[0] % trunk.heads != 0 ||
+  if (mlp[0] > kMaxWidth || q[0] > kMaxWidth || q[0] % (2 * trunk.heads) != 0 ||
       trunk.heads % trunk.kv_heads != 0) {
     return absl::InvalidArgumentError(StrCat(checkpoint.dir(), ": ", trunk.heads, " heads and ",
                                              trunk.kv_heads, " of keys do not fit a projection of ",
@@ -107,9 +107,11 @@ absl::StatusOr<DecoderSpec> ReadTrunk(const Checkpoint& checkpoint, const VlmSiz
 
 // The expert: as many layers as the trunk, of which every n-th attends to its own rows, too; the
 // others read K and V that they derive from the trunk's.
-absl::Status ReadExpert(const Checkpoint& checkpoint, FlowConfig& out) {
+absl::Status ReadExpert(const Checkpoint& checkpoint, PolicyConfig& out) {
   const JsonView config = checkpoint.config_view();
-  ExpertSpec& expert = out.expert;
+  ExpertSpec& expert = out.expert.emplace();
+  expert.horizon = out.horizon;
+  expert.action_width = out.action_width;
   DecoderSpec& trunk = out.trunk;
   expert.prefix = kExpert;
   expert.ends = "model.";
@@ -156,9 +158,9 @@ absl::Status ReadExpert(const Checkpoint& checkpoint, FlowConfig& out) {
 
 bool IsSmolVla(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "smolvla"); }
 
-absl::StatusOr<FlowConfig> ReadSmolVla(const Checkpoint& checkpoint) {
+absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint) {
   const JsonView config = checkpoint.config_view();
-  FlowConfig out;
+  PolicyConfig out;
   out.family = "smolvla";
   RETURN_IF_ERROR(ReadLerobotPolicy(checkpoint, {"num_steps", 48}, out));
   ASSIGN_OR_RETURN(const std::string vlm, config.String("vlm_model_name", ""));
@@ -181,7 +183,7 @@ absl::StatusOr<FlowConfig> ReadSmolVla(const Checkpoint& checkpoint) {
   out.vision_scale = out.trunk.embedding_scale;
   RETURN_IF_ERROR(ReadExpert(checkpoint, out));
   out.mask = SuffixMask::kCausal;
-  out.prompt = FlowPrompt::kLine;
+  out.prompt = PromptStyle::kLine;
   ASSIGN_OR_RETURN(const bool around, config.Bool("add_image_special_tokens", false));
   if (around) {
     ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
@@ -201,8 +203,8 @@ absl::StatusOr<FlowConfig> ReadSmolVla(const Checkpoint& checkpoint) {
 
 absl::StatusOr<std::unique_ptr<Model>> LoadSmolVla(const Checkpoint& checkpoint, Backend& backend,
                                                    const ModelOptions& options) {
-  ASSIGN_OR_RETURN(FlowConfig config, ReadSmolVla(checkpoint));
-  return LoadFlowPolicy(checkpoint, backend, options, std::move(config));
+  ASSIGN_OR_RETURN(PolicyConfig config, ReadSmolVla(checkpoint));
+  return LoadLerobotPolicy(checkpoint, backend, options, std::move(config));
 }
 
 }  // namespace saccade

@@ -7,13 +7,13 @@
 #include <memory>
 
 #include "base/status.h"
-#include "model/families/flow_policy.h"
+#include "model/families/lerobot_policy.h"
 #include "model/model.h"
 
 namespace saccade {
 
 bool IsSmolVla(const Checkpoint& checkpoint);
-absl::StatusOr<FlowConfig> ReadSmolVla(const Checkpoint& checkpoint);
+absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint);
 absl::StatusOr<std::unique_ptr<Model>> LoadSmolVla(const Checkpoint& checkpoint, Backend& backend,
                                                    const ModelOptions& options);
 

@@ -30,10 +30,11 @@ absl::Status FlowRunner::Allocate() {
   const auto allocate = [&](size_t bytes) {
     return backend_.Allocate(std::max<size_t>(bytes, 1), MemKind::kDevice);
   };
-  ASSIGN_OR_RETURN(arena_, allocate(model_.WorkspaceBytes(frames, prompt_rows, 0)));
+  ASSIGN_OR_RETURN(arena_, allocate(model_.WorkspaceBytes(frames, prompt_rows, limits_.sequences)));
   ASSIGN_OR_RETURN(denoise_arena_, allocate(model_.DenoiseBytes(limits_.sequences)));
   if (limits_.layers > 0) {
-    ASSIGN_OR_RETURN(parked_, allocate(model_.ParkingBytes(frames, prompt_rows, 0)));
+    ASSIGN_OR_RETURN(parked_,
+                     allocate(model_.ParkingBytes(frames, prompt_rows, limits_.sequences)));
     ASSIGN_OR_RETURN(denoise_parked_, allocate(model_.DenoiseParkingBytes(limits_.sequences)));
   }
   return absl::OkStatus();
@@ -166,6 +167,22 @@ absl::Status FlowRunner::Encode(std::span<const Frame> frames, TapSink* tap) {
 }
 
 absl::Status FlowRunner::Prefill(std::span<const uint32_t> sequences, TapSink* tap) {
+  return Forward(sequences, {}, nullptr, tap);
+}
+
+absl::StatusOr<std::vector<int32_t>> FlowRunner::Generate(uint32_t s, uint32_t count,
+                                                          TapSink* tap) {
+  std::vector<int32_t> out;
+  while (out.size() < count) {
+    int32_t next = -1;
+    RETURN_IF_ERROR(Forward(std::span(&s, 1), out, &next, tap));
+    out.push_back(next);
+  }
+  return out;
+}
+
+absl::Status FlowRunner::Forward(std::span<const uint32_t> sequences, std::span<const int32_t> said,
+                                 int32_t* next, TapSink* tap) {
   const ModelSpec& spec = model_.spec();
   const auto block_tokens = static_cast<int32_t>(spec.kv.block_tokens);
   TrunkBatch batch;
@@ -177,6 +194,7 @@ absl::Status FlowRunner::Prefill(std::span<const uint32_t> sequences, TapSink* t
     for (uint32_t t = 0; t < sequence.prompt.size(); ++t) {
       const Token& token = sequence.prompt[t];
       AddToken(p, s, token.block, token.offset, static_cast<int32_t>(t));
+      if (!said.empty()) continue;
       p.row_pos.push_back(static_cast<int32_t>(t));
       p.row_limit.push_back(static_cast<int32_t>(t < sequence.group ? sequence.group - 1 : t));
       p.row_slot.push_back(p.pages.back() * block_tokens + static_cast<int32_t>(token.offset));
@@ -186,11 +204,28 @@ absl::Status FlowRunner::Prefill(std::span<const uint32_t> sequences, TapSink* t
       state_index.push_back(token.state ? static_cast<int32_t>(states.size() / spec.state_width)
                                         : -1);
     }
+    const auto prefix = static_cast<int32_t>(sequence.prompt.size());
+    for (size_t i = 0; i < said.size(); ++i) {
+      const auto position = prefix + static_cast<int32_t>(i);
+      const auto offset = static_cast<uint32_t>(i) % spec.kv.block_tokens;
+      AddToken(p, s, sequence.blocks + static_cast<uint32_t>(i) / spec.kv.block_tokens, offset,
+               position);
+      if (i + 1 < said.size()) continue;
+      p.row_pos.push_back(position);
+      p.row_limit.push_back(position);
+      p.row_slot.push_back(p.pages.back() * block_tokens + static_cast<int32_t>(offset));
+      token_index.push_back(static_cast<int32_t>(text.size()));
+      text.push_back(said[i]);
+      embedding_index.push_back(-1);
+      state_index.push_back(-1);
+    }
     states.insert(states.end(), sequence.state.begin(), sequence.state.end());
     EndSequence(p);
   }
   RETURN_IF_ERROR(Upload(p, batch.paged));
   batch.kv = kv_.get();
+  const auto sampled = static_cast<int32_t>(text.size());  // where the next token goes
+  text.push_back(-1);
   ASSIGN_OR_RETURN(batch.tokens, Put(text));
   ASSIGN_OR_RETURN(batch.token_index, Put(token_index));
   ASSIGN_OR_RETURN(batch.embedding_index, Put(embedding_index));
@@ -203,11 +238,29 @@ absl::Status FlowRunner::Prefill(std::span<const uint32_t> sequences, TapSink* t
       DType::kF32, {limits_.sequences * cameras * spec.vision_tokens, spec.hidden});
   batch.sample.dest = batch.tokens.Rows(0, 0);
   batch.top.ids = batch.tokens.Rows(0, 0);
-  return Slices(spec.trunk_layers.size() - 1, *arena_, parked_.get(), tap,
-                [&](ExecContext& ctx, const LayerRange& range) {
-                  batch.layers = range;
-                  return model_.Forward(ctx, batch);
-                });
+  if (next != nullptr) {
+    const auto ints = [&](int32_t value) { return Put(std::vector<int32_t>{value}); };
+    batch.num_logit_rows = 1;
+    ASSIGN_OR_RETURN(batch.logit_rows, ints(batch.paged.num_rows - 1));
+    ASSIGN_OR_RETURN(batch.sample.source_row, ints(0));
+    ASSIGN_OR_RETURN(batch.sample.draw, ints(0));
+    ASSIGN_OR_RETURN(batch.sample.dest, ints(sampled));
+    ASSIGN_OR_RETURN(batch.sample.temperature, Put(std::vector<float>{0}, DType::kF32));
+    ASSIGN_OR_RETURN(batch.sample.top_p, Put(std::vector<float>{1}, DType::kF32));
+    ASSIGN_OR_RETURN(batch.sample.seed, Put(std::vector<int64_t>{0}, DType::kI64));
+    batch.sample.tokens = batch.tokens;
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Buffer> host,
+                   backend_.Allocate(sizeof(int32_t), MemKind::kPinned));
+  RETURN_IF_ERROR(Slices(
+      spec.trunk_layers.size() - (next == nullptr ? 1 : 0), *arena_, parked_.get(), tap,
+      [&](ExecContext& ctx, const LayerRange& range) -> absl::Status {
+        batch.layers = range;
+        RETURN_IF_ERROR(model_.Forward(ctx, batch));
+        return stream_->Copy(host->View(DType::kI32, {1}), batch.tokens.Rows(sampled, sampled + 1));
+      }));
+  if (next != nullptr) *next = *reinterpret_cast<const int32_t*>(host->data());
+  return absl::OkStatus();
 }
 
 absl::Status FlowRunner::Denoise(std::span<const Item> items, TapSink* tap) {

@@ -1,6 +1,7 @@
 #pragma once
-// FlowRunner: runs Encode, Forward and Denoise of a model with a flow head on hand-laid batches,
-// without engine or scheduler, so that tests decide what shares a step. Not thread-safe.
+// FlowRunner: runs Encode, Forward and Denoise of a model whose prompt is a bidirectional group on
+// hand-laid batches, without engine or scheduler, so that tests decide what shares a step. Not
+// thread-safe.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -39,6 +40,9 @@ class FlowRunner {
   absl::Status Encode(std::span<const Frame> frames, TapSink* tap = nullptr);
   // The whole prompts of sequences in one batch.
   absl::Status Prefill(std::span<const uint32_t> sequences, TapSink* tap = nullptr);
+  // The prompt of one sequence and `count` tokens, the likeliest ones, of a model that answers in
+  // tokens.
+  absl::StatusOr<std::vector<int32_t>> Generate(uint32_t s, uint32_t count, TapSink* tap = nullptr);
   // One sample of a sequence: its latents [horizon, width], moved from time `t` by `dt`.
   struct Item {
     uint32_t sequence = 0;
@@ -78,6 +82,10 @@ class FlowRunner {
   // Calls `run` with each slice of a pass of so many layers, or once.
   absl::Status Slices(size_t layers, Buffer& arena, Buffer* parked, TapSink* tap,
                       const std::function<absl::Status(ExecContext&, const LayerRange&)>& run);
+  // Prompts of sequences; or, of one sequence that has said `said`, the row of the last of them.
+  // With `next`, the token that the last row makes likeliest.
+  absl::Status Forward(std::span<const uint32_t> sequences, std::span<const int32_t> said,
+                       int32_t* next, TapSink* tap);
   // Arrays of one step live until it is done.
   template <class T>
   absl::StatusOr<TensorView> Put(const std::vector<T>& values, DType dtype);

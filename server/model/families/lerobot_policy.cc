@@ -1,6 +1,7 @@
-#include "model/families/flow_policy.h"
+#include "model/families/lerobot_policy.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/strings.h"
+#include "model/fast_tokens.h"
 #include "model/layers_scope.h"
 #include "model/layers_tap.h"
 #include "model/layers_weights.h"
@@ -43,10 +45,29 @@ std::string Stripped(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
+// The words of a prompt. INVALID_ARGUMENT (field "state").
+absl::StatusOr<std::string> PromptText(const PolicyConfig& config, std::string_view instruction,
+                                       std::span<const float> state) {
+  if (config.prompt == PromptStyle::kLine) {
+    std::string line(instruction);
+    if (line.empty() || line.back() != '\n') line += '\n';
+    return line;
+  }
+  std::string task = Stripped(instruction);
+  std::replace(task.begin(), task.end(), '_', ' ');
+  std::replace(task.begin(), task.end(), '\n', ' ');
+  std::string bins;
+  for (const float x : state) {
+    if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
+    StrAppend(&bins, bins.empty() ? "" : " ", BinOf(x));
+  }
+  return StrCat("Task: ", task, ", State: ", bins, ";\n", config.prompt_end);
+}
+
 // Immutable after loading. Holds the backend it was loaded to, which must outlive it.
-class FlowPolicy final : public Model {
+class LerobotPolicy final : public Model {
  public:
-  FlowPolicy(FlowConfig config, Backend& backend, DType compute)
+  LerobotPolicy(PolicyConfig config, Backend& backend, DType compute)
       : config_(std::move(config)), backend_(backend), compute_(compute) {}
 
   absl::Status Load(const Checkpoint& checkpoint, const ModelOptions& options);
@@ -55,18 +76,16 @@ class FlowPolicy final : public Model {
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
   absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
-  bool IsActionToken(int32_t /*id*/) const override { return false; }
+  bool IsActionToken(int32_t id) const override;
   absl::StatusOr<std::vector<float>> NormalizeState(std::span<const float> state,
                                                     std::string_view statistics_key) const override;
   absl::StatusOr<ActionChunk> FinishActions(std::span<const float> chunk,
                                             std::string_view statistics_key,
                                             std::span<const float> state) const override;
   void EmbedTime(float t, std::span<float> out) const override;
-  absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> /*tokens*/,
-                                            std::string_view /*statistics_key*/,
-                                            InvalidTokenPolicy /*policy*/) const override {
-    return absl::UnimplementedError("the model answers in chunks, not in tokens");
-  }
+  absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
+                                            std::string_view statistics_key,
+                                            InvalidTokenPolicy policy) const override;
   size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const override {
     return config_.WorkspaceBytes(frames, rows, logit_rows, compute_);
   }
@@ -76,10 +95,10 @@ class FlowPolicy final : public Model {
   absl::Status Encode(ExecContext& ctx, const EncodeBatch& batch) const override;
   absl::Status Forward(ExecContext& ctx, const TrunkBatch& batch) const override;
   size_t DenoiseBytes(uint32_t items) const override {
-    return config_.expert.WorkspaceBytes(items, compute_);
+    return config_.DenoiseBytes(items, compute_);
   }
   size_t DenoiseParkingBytes(uint32_t items) const override {
-    return config_.expert.ParkingBytes(items);
+    return config_.DenoiseParkingBytes(items);
   }
   absl::Status Denoise(ExecContext& ctx, const DenoiseBatch& batch) const override;
 
@@ -88,10 +107,11 @@ class FlowPolicy final : public Model {
   absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, uint64_t missing,
                                   std::string_view field) const;
   absl::Status LoadShuffle(Stream& stream);
+  absl::Status LoadFast();
   absl::Status Project(ExecContext& ctx, const TensorView& features,
                        std::span<const TensorView> out) const;
 
-  FlowConfig config_;
+  PolicyConfig config_;
   Backend& backend_;
   DType compute_;
   ModelSpec spec_;
@@ -101,11 +121,14 @@ class FlowPolicy final : public Model {
   std::unique_ptr<Buffer> vision_scale_;  // [hidden]; null: 1
   std::unique_ptr<Buffer> shuffle_;       // [patches] I32: the patch at each place; null without
   std::optional<DecoderTrunk> trunk_;
-  std::optional<ActionExpert> expert_;
+  std::optional<ActionExpert> expert_;  // this, or the next two
+  std::optional<FastTokens> fast_;
+  std::optional<FastFraming> framing_;
+  int32_t bos_ = -1;  // behind the text; -1: none
 };
 
-absl::Status FlowPolicy::Load(const Checkpoint& checkpoint, const ModelOptions& options) {
-  const std::vector<std::string> problems = FlowTensorProblems(checkpoint, config_);
+absl::Status LerobotPolicy::Load(const Checkpoint& checkpoint, const ModelOptions& options) {
+  const std::vector<std::string> problems = PolicyTensorProblems(checkpoint, config_);
   if (!problems.empty()) {
     const auto shown = static_cast<std::ptrdiff_t>(std::min<size_t>(5, problems.size()));
     return absl::InvalidArgumentError(StrCat(
@@ -114,6 +137,14 @@ absl::Status FlowPolicy::Load(const Checkpoint& checkpoint, const ModelOptions& 
         problems.size() > 5 ? "; ..." : ""));
   }
   ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Load(config_.tokenizer_dir));
+  if (config_.second_bos) {
+    const std::optional<int32_t> bos = tokenizer_->TokenToId("<bos>");
+    if (!bos || *bos < 0 || *bos >= static_cast<int32_t>(config_.trunk.vocab)) {
+      return absl::InvalidArgumentError(
+          StrCat(config_.tokenizer_dir, ": the tokenizer has no <bos>"));
+    }
+    bos_ = *bos;
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend_.NewStream());
   WeightLoader loader(checkpoint, backend_, *stream, compute_);
   ASSIGN_OR_RETURN(VitTower tower, VitTower::Load(loader, config_.tower));
@@ -124,17 +155,23 @@ absl::Status FlowPolicy::Load(const Checkpoint& checkpoint, const ModelOptions& 
   }
   ASSIGN_OR_RETURN(DecoderTrunk trunk, DecoderTrunk::Load(loader, config_.trunk));
   trunk_ = std::move(trunk);
-  ASSIGN_OR_RETURN(ActionExpert expert, ActionExpert::Load(loader, config_.expert));
-  expert_ = std::move(expert);
+  if (config_.expert) {
+    ASSIGN_OR_RETURN(ActionExpert expert, ActionExpert::Load(loader, *config_.expert));
+    expert_ = std::move(expert);
+  } else {
+    RETURN_IF_ERROR(LoadFast());
+  }
   RETURN_IF_ERROR(LoadShuffle(*stream));
-  spec_ = FlowSpec(checkpoint, config_);
+  spec_ = PolicySpec(checkpoint, config_);
+  if (framing_) spec_.head.stop_tokens = {framing_->stop()};
   spec_.compute = compute_;
   spec_.kv.block_tokens = options.block_tokens;
   spec_.kv.dtype = compute_;
   spec_.weight_bytes = loader.device_bytes();
+  if (framing_) spec_.stop_tokens = {framing_->stop()};
   // Beside the weights and config.json, which the first digest covers, the K/V bytes depend on what
   // other files say of the architecture.
-  DigestBuilder digest("model.flow_policy.v1");
+  DigestBuilder digest("model.lerobot_policy.v1");
   digest.Field(checkpoint.WeightsFingerprint())
       .Field(config_.family)
       .Field(DTypeName(compute_))
@@ -148,8 +185,19 @@ absl::Status FlowPolicy::Load(const Checkpoint& checkpoint, const ModelOptions& 
   return absl::OkStatus();
 }
 
+absl::Status LerobotPolicy::LoadFast() {
+  const FastSpec& spec = *config_.fast;
+  ASSIGN_OR_RETURN(FastTokens fast,
+                   FastTokens::Load(spec.dir, config_.horizon, config_.action_dim()));
+  ASSIGN_OR_RETURN(FastFraming framing, FastFraming::Make(*tokenizer_, spec.vocabulary,
+                                                          spec.skipped, fast.vocabulary()));
+  fast_ = std::move(fast);
+  framing_ = std::move(framing);
+  return absl::OkStatus();
+}
+
 // Constants of the projection: what its output is multiplied with, and the order of patches.
-absl::Status FlowPolicy::LoadShuffle(Stream& stream) {
+absl::Status LerobotPolicy::LoadShuffle(Stream& stream) {
   if (config_.vision_scale != 1) {
     std::vector<float> scale(config_.trunk.hidden, config_.vision_scale);
     const TensorView host = TensorView::Dense(scale.data(), DType::kF32, MemKind::kHost,
@@ -178,7 +226,7 @@ absl::Status FlowPolicy::LoadShuffle(Stream& stream) {
 
 // --- host side ---
 
-absl::StatusOr<std::vector<int32_t>> FlowPolicy::EncodeText(std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> LerobotPolicy::EncodeText(std::string_view text) const {
   absl::StatusOr<std::vector<int32_t>> ids = tokenizer_->Encode(text, {.allow_special = false});
   if (!ids.ok()) return InvalidField("instruction", FromAbsl(ids.status().message()));
   // Only a tokenizer of another model has ids that the embedding table lacks.
@@ -192,8 +240,8 @@ absl::StatusOr<std::vector<int32_t>> FlowPolicy::EncodeText(std::string_view tex
   return ids;
 }
 
-absl::StatusOr<Prompt> FlowPolicy::PromptOf(std::vector<int32_t> ids, uint64_t missing,
-                                            std::string_view field) const {
+absl::StatusOr<Prompt> LerobotPolicy::PromptOf(std::vector<int32_t> ids, uint64_t missing,
+                                               std::string_view field) const {
   if (ids.empty()) return InvalidField(field, "there is no text");
   if (ids.size() > config_.max_text) {
     return NeverFits(field, StrCat("too long: ", ids.size(), " tokens of text, the model takes ",
@@ -225,6 +273,7 @@ absl::StatusOr<Prompt> FlowPolicy::PromptOf(std::vector<int32_t> ids, uint64_t m
     add(config_.after_frame);
   }
   add(ids);
+  if (bos_ >= 0) text.push_back(bos_);
   flush();
   prompt.bidirectional = static_cast<uint32_t>(prompt.segments.size());
   if (config_.state_in_prompt()) {
@@ -236,30 +285,17 @@ absl::StatusOr<Prompt> FlowPolicy::PromptOf(std::vector<int32_t> ids, uint64_t m
   return prompt;
 }
 
-absl::StatusOr<Prompt> FlowPolicy::BuildPrompt(const PromptInput& input) const {
+absl::StatusOr<Prompt> LerobotPolicy::BuildPrompt(const PromptInput& input) const {
   if (input.state.size() != config_.state_width) {
     return InvalidField(
         "state", StrCat(input.state.size(), " normalised values, expected ", config_.state_width));
   }
-  std::string text(input.instruction);
-  if (config_.prompt == FlowPrompt::kLine) {
-    if (text.empty() || text.back() != '\n') text += '\n';
-  } else {
-    text = Stripped(text);
-    std::replace(text.begin(), text.end(), '_', ' ');
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    std::string state;
-    for (const float x : input.state) {
-      if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
-      StrAppend(&state, state.empty() ? "" : " ", BinOf(x));
-    }
-    text = StrCat("Task: ", text, ", State: ", state, ";\nAction: ");
-  }
+  ASSIGN_OR_RETURN(const std::string text, PromptText(config_, input.instruction, input.state));
   ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(text));
   return PromptOf(std::move(ids), input.missing_cameras, "instruction");
 }
 
-absl::StatusOr<Prompt> FlowPolicy::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int32_t> ids) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= static_cast<int32_t>(config_.trunk.vocab)) {
       return InvalidField(kIds, StrCat("id ", ids[i], " at index ", i, " is outside [0, ",
@@ -269,7 +305,7 @@ absl::StatusOr<Prompt> FlowPolicy::BuildPromptFromTokens(std::span<const int32_t
   return PromptOf({ids.begin(), ids.end()}, 0, kIds);
 }
 
-absl::StatusOr<ModelImage> FlowPolicy::Preprocess(uint32_t camera, ImageRows& rows) const {
+absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows& rows) const {
   if (camera >= spec_.cameras.size()) {
     return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
                                          spec_.cameras.size(), " cameras"));
@@ -277,20 +313,21 @@ absl::StatusOr<ModelImage> FlowPolicy::Preprocess(uint32_t camera, ImageRows& ro
   return ResizeWithPad(rows, config_.tower.image_size, config_.tower.image_size, config_.pad_side);
 }
 
-absl::StatusOr<std::vector<float>> FlowPolicy::NormalizeState(
+absl::StatusOr<std::vector<float>> LerobotPolicy::NormalizeState(
     std::span<const float> state, std::string_view statistics_key) const {
   ASSIGN_OR_RETURN(const PolicyAdapters* adapters, FindAdapters(config_.adapters, statistics_key));
   return adapters->state.Normalize(state, config_.state_width);
 }
 
-absl::StatusOr<ActionChunk> FlowPolicy::FinishActions(std::span<const float> chunk,
-                                                      std::string_view statistics_key,
-                                                      std::span<const float> state) const {
+absl::StatusOr<ActionChunk> LerobotPolicy::FinishActions(std::span<const float> chunk,
+                                                         std::string_view statistics_key,
+                                                         std::span<const float> state) const {
   ASSIGN_OR_RETURN(const PolicyAdapters* adapters, FindAdapters(config_.adapters, statistics_key));
-  const size_t width = config_.expert.action_width;
-  if (chunk.size() != config_.expert.horizon * width) {
-    return absl::InvalidArgumentError(StrCat("a chunk of ", chunk.size(), " values, expected ",
-                                             config_.expert.horizon, " x ", width));
+  const size_t width = config_.action_width;
+  if (!expert_) return absl::UnimplementedError("the model answers in tokens");
+  if (chunk.size() != config_.horizon * width) {
+    return absl::InvalidArgumentError(
+        StrCat("a chunk of ", chunk.size(), " values, expected ", config_.horizon, " x ", width));
   }
   const size_t dim = adapters->action.dim();
   ActionChunk out;
@@ -306,8 +343,44 @@ absl::StatusOr<ActionChunk> FlowPolicy::FinishActions(std::span<const float> chu
   return out;
 }
 
+bool LerobotPolicy::IsActionToken(int32_t id) const {
+  if (!framing_) return false;
+  const absl::StatusOr<std::vector<int32_t>> ids =
+      framing_->FastIds(std::array<int32_t, 1>{id}, FastPolicy::kReference);
+  return id != framing_->stop() && ids.ok() && !ids->empty() && ids->front() >= 0 &&
+         ids->front() < static_cast<int32_t>(fast_->vocabulary());
+}
+
+absl::StatusOr<ActionChunk> LerobotPolicy::DecodeActions(std::span<const int32_t> tokens,
+                                                         std::string_view statistics_key,
+                                                         InvalidTokenPolicy policy) const {
+  if (!framing_) return absl::UnimplementedError("the model answers in chunks, not in tokens");
+  ASSIGN_OR_RETURN(const PolicyAdapters* adapters, FindAdapters(config_.adapters, statistics_key));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] != kInvalidSample) continue;
+    ErrorInfo info;
+    info.reason = Reason::kNonFinite;
+    return MakeError(absl::StatusCode::kInternal,
+                     StrCat("action token ", i, ": the logits held NaN or Inf"), info);
+  }
+  const FastPolicy fast =
+      policy == InvalidTokenPolicy::kFail ? FastPolicy::kStrict : FastPolicy::kReference;
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, framing_->FastIds(tokens, fast));
+  ASSIGN_OR_RETURN(std::vector<double> actions, fast_->Decode(ids, fast));
+  const size_t dim = adapters->action.dim();
+  ActionChunk out;
+  out.tokens.assign(tokens.begin(), tokens.end());
+  out.horizon = config_.served_actions;
+  actions.resize(out.horizon * dim);
+  // The reference hands F32 on.
+  for (double& action : actions) action = static_cast<double>(static_cast<float>(action));
+  out.normalized.assign(actions.begin(), actions.end());
+  ASSIGN_OR_RETURN(out.values, adapters->action.Unnormalize(actions, dim));
+  return out;
+}
+
 // As torch has it: linspace and all that follows in F64, then rounded.
-void FlowPolicy::EmbedTime(float t, std::span<float> out) const {
+void LerobotPolicy::EmbedTime(float t, std::span<float> out) const {
   const size_t half = out.size() / 2;
   const double ratio = config_.max_period / config_.min_period;
   const double step = half > 1 ? 1.0 / static_cast<double>(half - 1) : 0.0;
@@ -323,8 +396,8 @@ void FlowPolicy::EmbedTime(float t, std::span<float> out) const {
 
 // --- worker side ---
 
-absl::Status FlowPolicy::Project(ExecContext& ctx, const TensorView& features,
-                                 std::span<const TensorView> out) const {
+absl::Status LerobotPolicy::Project(ExecContext& ctx, const TensorView& features,
+                                    std::span<const TensorView> out) const {
   const ArenaScope scope(ctx.arena);
   const int64_t patches = config_.tower.patches();
   const int64_t tokens = config_.vision_tokens();
@@ -349,7 +422,7 @@ absl::Status FlowPolicy::Project(ExecContext& ctx, const TensorView& features,
   return absl::OkStatus();
 }
 
-absl::Status FlowPolicy::Encode(ExecContext& ctx, const EncodeBatch& batch) const {
+absl::Status LerobotPolicy::Encode(ExecContext& ctx, const EncodeBatch& batch) const {
   const auto frames = static_cast<int64_t>(batch.out.size());
   if (frames == 0) return absl::OkStatus();
   const int64_t size = config_.tower.image_size;
@@ -379,24 +452,26 @@ absl::Status FlowPolicy::Encode(ExecContext& ctx, const EncodeBatch& batch) cons
   return tap.Finish();
 }
 
-absl::Status FlowPolicy::Forward(ExecContext& ctx, const TrunkBatch& batch) const {
+absl::Status LerobotPolicy::Forward(ExecContext& ctx, const TrunkBatch& batch) const {
   StageTap tap(ctx, backend_);
   RETURN_IF_ERROR(trunk_->Forward(ctx, tap, batch));
   return tap.Finish();
 }
 
-absl::Status FlowPolicy::Denoise(ExecContext& ctx, const DenoiseBatch& batch) const {
+absl::Status LerobotPolicy::Denoise(ExecContext& ctx, const DenoiseBatch& batch) const {
+  if (!expert_) return absl::UnimplementedError("the model has no flow head");
   StageTap tap(ctx, backend_);
   RETURN_IF_ERROR(expert_->Denoise(ctx, tap, batch));
   return tap.Finish();
 }
 
 // Tensors of the published files that no answer depends on.
-bool Unused(const FlowConfig& config, std::string_view name) {
+bool Unused(const PolicyConfig& config, std::string_view name) {
   if (StartsWith(name, "normalize_inputs.") || StartsWith(name, "normalize_targets.") ||
       StartsWith(name, "unnormalize_outputs.")) {
     return true;
   }
+  // Of the VLM where nothing is written, and of the expert anyway.
   if (name.ends_with("lm_head.weight") || name.ends_with(".rotary_emb.inv_freq")) return true;
   if (StartsWith(name, config.tower.prefix)) {
     return StartsWith(name.substr(config.tower.prefix.size()), "head.");
@@ -404,7 +479,9 @@ bool Unused(const FlowConfig& config, std::string_view name) {
   if (StartsWith(name, config.trunk.prefix)) {
     const std::string_view part = name.substr(config.trunk.prefix.size());
     // The last layer only caches, and later ones do not run.
-    if (part == "norm.weight" || part == "embed_tokens.weight") return true;
+    if (part == "embed_tokens.weight") return true;
+    if (!config.trunk.head.empty()) return false;
+    if (part == "norm.weight") return true;
     const std::string last = StrCat("layers.", config.trunk.layers - 1, ".");
     if (StartsWith(part, last)) {
       const std::string_view of_layer = part.substr(last.size());
@@ -418,13 +495,13 @@ bool Unused(const FlowConfig& config, std::string_view name) {
     return std::from_chars(part.data() + 7, end, index).ec == std::errc() &&
            index >= config.trunk.layers;
   }
-  return StartsWith(name, config.expert.prefix) &&
-         name.substr(config.expert.prefix.size()) == "embed_tokens.weight";
+  return config.expert && StartsWith(name, config.expert->prefix) &&
+         name.substr(config.expert->prefix.size()) == "embed_tokens.weight";
 }
 
 }  // namespace
 
-std::vector<TensorSpec> FlowConfig::Tensors() const {
+std::vector<TensorSpec> PolicyConfig::Tensors() const {
   std::vector<TensorSpec> out = tower.Tensors();
   const auto append = [&](std::vector<TensorSpec> part) {
     out.insert(out.end(), std::make_move_iterator(part.begin()),
@@ -436,12 +513,12 @@ std::vector<TensorSpec> FlowConfig::Tensors() const {
                  TensorUse::kMatrix});
   if (projector_bias) out.push_back({StrCat(projector, ".bias"), {hidden}, TensorUse::kVector});
   append(trunk.Tensors());
-  append(expert.Tensors());
+  if (expert) append(expert->Tensors());
   return out;
 }
 
-size_t FlowConfig::WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows,
-                                  DType compute) const {
+size_t PolicyConfig::WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows,
+                                    DType compute) const {
   const uint64_t patches = uint64_t{frames} * tower.patches();
   const size_t shuffled = shuffle == 1 ? 0 : ArenaBytes(tower.patches(), tower.width, DType::kF32);
   return std::max(ArenaBytes(patches, tower.width, DType::kF32) +
@@ -449,13 +526,13 @@ size_t FlowConfig::WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit
                   trunk.WorkspaceBytes(rows, logit_rows, compute));
 }
 
-size_t FlowConfig::ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const {
+size_t PolicyConfig::ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const {
   const uint64_t patches = uint64_t{frames} * tower.patches();
   return std::max(ArenaBytes(patches, tower.width, DType::kF32) + tower.ParkingBytes(frames),
                   trunk.ParkingBytes(rows, logit_rows));
 }
 
-ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
+ModelSpec PolicySpec(const Checkpoint& checkpoint, const PolicyConfig& config) {
   ModelSpec spec;
   spec.family = config.family;
   spec.cameras = config.cameras;
@@ -469,18 +546,23 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
   }
   spec.state_dim = config.state_dim();
   spec.state_width = config.state_width;
-  spec.state_in_text = config.prompt == FlowPrompt::kLineAndState;
+  spec.state_in_text = config.prompt == PromptStyle::kTaskAndState;
   // Where they are relative FinishActions adds the state; else nobody says what they are.
   if (!config.adapters.front().relative.empty()) spec.relative_actions = false;
-  spec.head.kind = HeadKind::kFlow;
+  spec.head.horizon = config.horizon;
   spec.head.served = config.served_actions;
-  spec.head.horizon = config.expert.horizon;
-  spec.head.width = config.expert.action_width;
-  spec.head.steps = config.steps;
-  spec.head.time_width = config.expert.hidden;
-  spec.head.state_row = config.expert.state_width > 0;
-  spec.head.mask = config.mask;
-  spec.head.layers = config.expert.LayerCosts();
+  if (config.expert) {
+    spec.head.kind = HeadKind::kFlow;
+    spec.head.width = config.action_width;
+    spec.head.steps = config.steps;
+    spec.head.time_width = config.expert->hidden;
+    spec.head.state_row = config.expert->state_width > 0;
+    spec.head.mask = config.mask;
+    spec.head.layers = config.expert->LayerCosts();
+  } else {
+    spec.vocab_size = config.trunk.vocab;
+    spec.max_action_tokens = config.fast->max_tokens;
+  }
   spec.kv.layers = config.trunk.cache_layers();
   spec.kv.kv_heads = config.trunk.kv_heads;
   spec.kv.head_dim = config.trunk.head_dim;
@@ -489,9 +571,11 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
   const auto around = static_cast<uint32_t>(config.before_frame.size() + config.after_frame.size());
   const auto cameras = static_cast<uint32_t>(config.cameras.size());
   spec.max_positions = cameras * spec.vision_tokens + (cameras + config.empty_cameras) * around +
-                       config.max_text + (config.state_in_prompt() ? 1 : 0) +
-                       spec.head.suffix_rows();
-  spec.max_group_rows = spec.max_positions - spec.head.suffix_rows();
+                       config.max_text + (config.second_bos ? 1 : 0) +
+                       (config.state_in_prompt() ? 1 : 0) +
+                       (config.expert ? spec.head.suffix_rows() : spec.max_action_tokens);
+  spec.max_group_rows =
+      spec.max_positions - (config.expert ? spec.head.suffix_rows() : spec.max_action_tokens);
   spec.vision_layers = config.tower.LayerCosts();
   const uint64_t projector =
       uint64_t{config.shuffle} * config.shuffle * config.tower.width * config.trunk.hidden;
@@ -505,8 +589,8 @@ ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config) {
   return spec;
 }
 
-std::vector<std::string> FlowTensorProblems(const Checkpoint& checkpoint,
-                                            const FlowConfig& config) {
+std::vector<std::string> PolicyTensorProblems(const Checkpoint& checkpoint,
+                                              const PolicyConfig& config) {
   const std::vector<TensorSpec> tensors = config.Tensors();
   std::vector<std::string> problems = CheckTensors(checkpoint, tensors);
   std::vector<std::string_view> expected;
@@ -521,10 +605,22 @@ std::vector<std::string> FlowTensorProblems(const Checkpoint& checkpoint,
   return problems;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> LoadFlowPolicy(const Checkpoint& checkpoint,
-                                                      Backend& backend, const ModelOptions& options,
-                                                      FlowConfig config) {
-  auto model = std::make_unique<FlowPolicy>(std::move(config), backend, options.compute);
+absl::StatusOr<uint32_t> PolicyTextTokens(const PolicyConfig& config,
+                                          std::string_view instruction) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
+                   Tokenizer::Load(config.tokenizer_dir));
+  ASSIGN_OR_RETURN(const std::string text,
+                   PromptText(config, instruction, std::vector<float>(config.state_width)));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                   tokenizer->Encode(text, {.allow_special = false}));
+  return static_cast<uint32_t>(ids.size());
+}
+
+absl::StatusOr<std::unique_ptr<Model>> LoadLerobotPolicy(const Checkpoint& checkpoint,
+                                                         Backend& backend,
+                                                         const ModelOptions& options,
+                                                         PolicyConfig config) {
+  auto model = std::make_unique<LerobotPolicy>(std::move(config), backend, options.compute);
   RETURN_IF_ERROR(model->Load(checkpoint, options));
   return model;
 }

@@ -1,11 +1,13 @@
 #pragma once
-// A policy of lerobot with a flow head (SmolVLA, pi0, pi0.5): frames through a SigLIP tower and a
-// projector, a prompt of frames, text and maybe state that fills the cache, and an action expert
-// that denoises a chunk over it. A family reads its config.json into a FlowConfig; the rest is one
-// model.
+// A policy of lerobot: frames through a SigLIP tower and a projector, a prompt of frames, text and
+// maybe state, and an answer over it: an action expert that denoises a chunk (SmolVLA, pi0, pi0.5),
+// or FAST tokens that the trunk writes (pi0-FAST). A family reads its config.json into a
+// PolicyConfig; the rest is one model.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -20,12 +22,20 @@
 namespace saccade {
 
 // What stands in the prompt for an instruction.
-enum class FlowPrompt : uint8_t {
+enum class PromptStyle : uint8_t {
   kLine,          // the instruction and a newline (SmolVLA, pi0)
-  kLineAndState,  // "Task: ..., State: 12 200 ...;\nAction: " (pi0.5)
+  kTaskAndState,  // "Task: ..., State: 12 200 ...;\n", and `prompt_end` (pi0.5, pi0-FAST)
 };
 
-struct FlowConfig {
+// An answer in FAST tokens.
+struct FastSpec {
+  std::string dir;          // of the FAST tokenizer
+  uint32_t vocabulary = 0;  // of the text tokenizer's model: what FAST ids count down from
+  uint32_t skipped = 0;     // ids at its end
+  uint32_t max_tokens = 0;  // of an answer
+};
+
+struct PolicyConfig {
   std::string family;
   std::vector<CameraSpec> cameras;  // in prompt order
   // Frames that the policy adds in place of missing ones, at most; they are masked, so that only
@@ -40,14 +50,20 @@ struct FlowConfig {
   float vision_scale = 1;  // of what it makes
 
   DecoderSpec trunk;
-  ExpertSpec expert;
+  uint32_t horizon = 0;  // actions of a chunk
+  // One of the two.
+  std::optional<ExpertSpec> expert;
+  std::optional<FastSpec> fast;
   SuffixMask mask = SuffixMask::kCausal;
+  uint32_t action_width = 0;  // of a latent
   uint32_t steps = 0;
   uint32_t served_actions = 0;  // of a chunk, from its first one
   double min_period = 0;        // of the sinusoids of a flow time
   double max_period = 0;
 
-  FlowPrompt prompt = FlowPrompt::kLine;
+  PromptStyle prompt = PromptStyle::kLine;
+  std::string prompt_end;
+  bool second_bos = false;  // behind the text
   std::string tokenizer_dir;
   uint32_t max_text = 0;  // tokens
   // Around every frame; ids of the trunk that embed without a scale. Empty: nothing is.
@@ -64,16 +80,27 @@ struct FlowConfig {
   std::vector<TensorSpec> Tensors() const;
   size_t WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows, DType compute) const;
   size_t ParkingBytes(uint32_t frames, uint32_t rows, uint32_t logit_rows) const;
+  size_t DenoiseBytes(uint32_t items, DType compute) const {
+    return expert ? expert->WorkspaceBytes(items, compute) : 0;
+  }
+  size_t DenoiseParkingBytes(uint32_t items) const {
+    return expert ? expert->ParkingBytes(items) : 0;
+  }
 };
 
 // Everything of the spec but fingerprint, compute and weight_bytes.
-ModelSpec FlowSpec(const Checkpoint& checkpoint, const FlowConfig& config);
+ModelSpec PolicySpec(const Checkpoint& checkpoint, const PolicyConfig& config);
 
 // One line per tensor that is absent, mis-shaped, or not part of such a model.
-std::vector<std::string> FlowTensorProblems(const Checkpoint& checkpoint, const FlowConfig& config);
+std::vector<std::string> PolicyTensorProblems(const Checkpoint& checkpoint,
+                                              const PolicyConfig& config);
 
-absl::StatusOr<std::unique_ptr<Model>> LoadFlowPolicy(const Checkpoint& checkpoint,
-                                                      Backend& backend, const ModelOptions& options,
-                                                      FlowConfig config);
+// Tokens of text in a prompt for `instruction`, with a state of zeros.
+absl::StatusOr<uint32_t> PolicyTextTokens(const PolicyConfig& config, std::string_view instruction);
+
+absl::StatusOr<std::unique_ptr<Model>> LoadLerobotPolicy(const Checkpoint& checkpoint,
+                                                         Backend& backend,
+                                                         const ModelOptions& options,
+                                                         PolicyConfig config);
 
 }  // namespace saccade
