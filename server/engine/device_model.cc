@@ -82,7 +82,7 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   const size_t rows = size_t{options.max_logit_rows} * spec.head.suffix_rows();
   sizes.meta_words += size_t{options.max_rows} * (spec.state_width > 0 ? 1 + spec.state_width : 0) +
                       11 * (rows + 16) +
-                      options.max_logit_rows * (spec.head.time_width + size_t{32});
+                      options.max_logit_rows * 2 * (spec.head.time_width + size_t{32});
   return sizes;
 }
 
@@ -285,6 +285,11 @@ void DeviceModel::ReadResults(const StepPlan& plan, StepResult& result) const {
   for (const FlowItem& item : plan.flows) {
     if (item.index + 1 == item.steps) {
       ReadChunk(item.request, item.sample, item.index, chunk++, result);
+      // Inpainting ends a step before flow time 0: what is committed is answered as it is.
+      if (item.input != nullptr) {
+        std::copy(item.input->committed.begin(), item.input->committed.end(),
+                  result.chunks.back().values.begin());
+      }
     } else {
       result.tokens.push_back({item.request, item.sample, item.index, 0});
     }

@@ -210,7 +210,8 @@ struct DenoiseBatch {
   TensorView suffix_pos;    // [M] I32: 0, 1, ... in its item
   TensorView x;             // [A, width] F32: the latents at the step's time, and after it
   TensorView states;        // [items, state_width] F32, normalised
-  TensorView time;          // [T, time_width] F32: embeddings of the batch's flow times
+  TensorView time;          // [T, time_width] F32: embeddings of the batch's flow times, T at most
+                            // 2 * items: each item's own, and that of its committed actions
   TensorView dt;            // [T, 1] F32: what a latent at that time moves by, times its velocity
   TensorView action_time;   // [A] I32: row of `time` of each action
   TensorView row_action;    // [M] I32: row of `x`; < 0: a state row
