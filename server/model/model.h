@@ -102,7 +102,7 @@ struct ModelSpec {
   // the trunk is its head, which runs only where logits are needed.
   std::vector<LayerCost> vision_layers;
   std::vector<LayerCost> trunk_layers;
-  std::vector<int32_t> stop_tokens;  // that end a text the model writes
+  std::vector<int32_t> stop_tokens;  // that end a text the model writes, and FAST actions
   uint64_t parameters = 0;
   size_t weight_bytes = 0;  // on the device
 };
@@ -281,7 +281,8 @@ class Model {
     (void)t;
     (void)out;
   }
-  // kTokens: `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL
+  // kTokens: `tokens` are exactly action_dim ids, or, where the spec has max_action_tokens but no
+  // fixed number, an answer up to a stop token. An id outside the action range: kFail -> INTERNAL
   // with kInvalidActionToken; kClamp -> the reference's clamping.
   virtual absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
                                                     std::string_view statistics_key,

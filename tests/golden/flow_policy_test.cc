@@ -1,5 +1,5 @@
-// SmolVLA, pi0, pi0.5 and pi0-FAST against the tensors that lerobot's implementations produce, stage by
-// stage, on every backend and precision.
+// SmolVLA, pi0, pi0.5 and pi0-FAST against the tensors that lerobot's implementations produce,
+// stage by stage, on every backend and precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
