@@ -33,7 +33,7 @@ std::vector<TensorSpec> LlamaSpec::Tensors() const {
     add(StrCat(layer, "mlp.down_proj"), {h, i}, TensorUse::kMatrix);
   }
   add("model.norm", {h}, TensorUse::kVector);
-  if (!tied_head) add("lm_head", {vocab, h}, TensorUse::kMatrix);
+  if (head && !tied_head) add("lm_head", {vocab, h}, TensorUse::kMatrix);
   return out;
 }
 
@@ -46,7 +46,7 @@ std::vector<LayerCost> LlamaSpec::LayerCosts() const {
   std::vector<LayerCost> out(layers, LayerCost{all, all});
   // After the last layer's attention only the rows that are sampled go on.
   out.back().row_weights = attention;
-  out.push_back({uint64_t{vocab} * h, 0});
+  out.push_back({head ? uint64_t{vocab} * h : 0, 0});
   return out;
 }
 
@@ -59,7 +59,8 @@ size_t LlamaSpec::WorkspaceBytes(uint32_t rows, uint32_t logit_rows, DType compu
   const uint64_t q = uint64_t{heads} * head_dim;
   return ArenaBytes(rows, hidden, DType::kF32) + ArenaBytes(wide, hidden, compute) +
          2 * ArenaBytes(rows, q, compute) + ArenaBytes(wide, intermediate, compute) +
-         ArenaBytes(logit_rows, hidden, DType::kF32) + ArenaBytes(logit_rows, vocab, DType::kF32);
+         ArenaBytes(logit_rows, hidden, DType::kF32) +
+         (head ? ArenaBytes(logit_rows, vocab, DType::kF32) : 0);
 }
 
 absl::StatusOr<LlamaTrunk> LlamaTrunk::Load(WeightLoader& loader, const LlamaSpec& spec) {
@@ -81,6 +82,7 @@ absl::StatusOr<LlamaTrunk> LlamaTrunk::Load(WeightLoader& loader, const LlamaSpe
     trunk.layers_.push_back(std::move(layer));
   }
   ASSIGN_OR_RETURN(trunk.final_norm_, loader.Vector({spec.prefix + "model.norm.weight"}));
+  if (!spec.head) return trunk;
   const std::string head = spec.tied_head ? table : spec.prefix + "lm_head.weight";
   ASSIGN_OR_RETURN(trunk.head_, loader.Linear({head}));
   return trunk;
@@ -167,11 +169,16 @@ absl::Status LlamaTrunk::Head(ExecContext& ctx, StageTap& tap, const TrunkBatch&
   return PickTokens(ctx, batch, logits);
 }
 
-absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const {
+absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch,
+                                 const Extra& extra) const {
   const ArenaScope scope(ctx.arena);
   const int64_t rows = batch.paged.num_rows;
   const int64_t logit_rows = batch.num_logit_rows;
   if (rows == 0) return absl::OkStatus();
+  if (logit_rows > 0 && head_ == nullptr && extra.hidden.data == nullptr &&
+      batch.layers.Has(spec_.layers)) {
+    return absl::InvalidArgumentError("the trunk has no LM head: there are no logits");
+  }
   const LayerRange& run = batch.layers;
   // What a later slice goes on with: laid out alike by every slice.
   std::optional<Arena> parked;
@@ -191,6 +198,9 @@ absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBat
     const TensorView table = table_->View(table_dtype_, {spec_.vocab, spec_.hidden});
     RETURN_IF_ERROR(ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, 1.0F, s.x));
     RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, s.x));
+    if (extra.states.data != nullptr) {
+      RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, extra.states, batch.state_index, s.x));
+    }
     RETURN_IF_ERROR(tap.Record("lm.embeds", s.x));
   }
   const uint32_t last = spec_.layers - 1;
@@ -201,13 +211,20 @@ absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBat
   }
   if (run.Has(last)) {
     // After the last layer's K and V only the rows that are sampled matter.
-    const bool tapped = tap.Wants("lm.final_norm.in") || (last == 0 && tap.Wants("lm.layer0.out"));
+    const bool tapped = tap.Wants("lm.final_norm.in") || tap.Wants("lm.final_norm") ||
+                        (last == 0 && tap.Wants("lm.layer0.out"));
     RETURN_IF_ERROR(Attend(ctx, tap, last, batch, s, logit_rows == 0 && !tapped));
     if (tapped) {
       ASSIGN_OR_RETURN(const TensorView all, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
       RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, s.x, all));
       if (last == 0) RETURN_IF_ERROR(tap.Record("lm.layer0.out", all));
       RETURN_IF_ERROR(tap.Record("lm.final_norm.in", all));
+      if (tap.Wants("lm.final_norm")) {
+        ASSIGN_OR_RETURN(const TensorView normed, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
+        RETURN_IF_ERROR(
+            ctx.ops.RmsNorm(ctx.stream, all, Gamma(final_norm_), normed, spec_.epsilon));
+        RETURN_IF_ERROR(tap.Record("lm.final_norm", normed));
+      }
     }
   }
   if (logit_rows == 0) return absl::OkStatus();
@@ -217,7 +234,9 @@ absl::Status LlamaTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBat
     RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, s.x, batch.logit_rows, sampled));
     RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, sampled, sampled));
   }
-  return run.Has(spec_.layers) ? Head(ctx, tap, batch, s, sampled) : absl::OkStatus();
+  if (!run.Has(spec_.layers)) return absl::OkStatus();
+  if (extra.hidden.data == nullptr) return Head(ctx, tap, batch, s, sampled);
+  return ctx.ops.RmsNorm(ctx.stream, sampled, Gamma(final_norm_), extra.hidden, spec_.epsilon);
 }
 
 }  // namespace saccade

@@ -1,6 +1,7 @@
 #pragma once
 // A Llama decoder over a paged K/V cache: one pass over rows of many sequences, from embeddings to
-// sampled ids. The residual stream is F32; what a matrix multiplies is in the compute dtype.
+// sampled ids, or to the hidden states that a head of another kind reads. The residual stream is
+// F32; what a matrix multiplies is in the compute dtype.
 //   x += o(attention(rope(q, k), v));  x += down(silu(gate h) * (up h)),  h = rmsnorm(x) * gamma
 // Source: transformers 4.40 models/llama/modeling_llama.py; names as in its state dict.
 #include <cstdint>
@@ -28,9 +29,10 @@ struct LlamaSpec {
   double rope_theta = 10000.0;
   float epsilon = 1e-6F;   // of every RMSNorm
   bool tied_head = false;  // the embedding table is the LM head
+  bool head = true;        // false: none, and what its rows would read is the answer
 
   std::vector<TensorSpec> Tensors() const;
-  // One per layer, and the LM head.
+  // One per layer, and the LM head (which costs nothing where there is none).
   std::vector<LayerCost> LayerCosts() const;
   // Of the residual stream between layers.
   size_t ParkingBytes(uint32_t rows, uint32_t logit_rows) const;
@@ -44,10 +46,20 @@ class LlamaTrunk {
   static absl::StatusOr<LlamaTrunk> Load(WeightLoader& loader, const LlamaSpec& spec);
 
   const LlamaSpec& spec() const { return spec_; }
-  // Stages: lm.embeds, lm.layer0.out, lm.final_norm.in [M, hidden]; lm.logits [R, vocab];
+  // What a model has beside the batch. Both may be empty.
+  struct Extra {
+    TensorView states;  // [S, hidden] F32: row m takes states[state_index[m]]
+    TensorView hidden;  // [R, hidden] F32, out: the normed rows of logit_rows, in place of logits
+  };
+  // Stages: lm.embeds, lm.layer0.out, lm.final_norm.in, lm.final_norm [M, hidden]; lm.logits
+  // [R, vocab];
   // prefill.k.N and prefill.v.N [tokens, kv_heads * head_dim]: the cache so far, for a batch of one
   // sequence.
-  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const;
+  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch,
+                       const Extra& extra) const;
+  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const {
+    return Forward(ctx, tap, batch, Extra{});
+  }
 
  private:
   struct Layer {
