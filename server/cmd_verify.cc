@@ -28,7 +28,10 @@ absl::StatusOr<bool> VerifyAll(const VerifyOptions& options) {
   ASSIGN_OR_RETURN(const Golden golden, Golden::Load(options.golden_path));
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(options.model_dir));
   if (!options.f32 && !options.bf16) return absl::InvalidArgumentError("no precision to verify");
-  ASSIGN_OR_RETURN(const Family* family, FindFamily(checkpoint, {}));
+  ModelOptions model;
+  // Without heads of its own the folder would be OpenVLA's.
+  if (golden.info().String("model", "").value_or("") == "openvla-oft") model.oft.emplace();
+  ASSIGN_OR_RETURN(const Family* family, FindFamily(checkpoint, model));
   const auto* kind = std::find_if(kKinds.begin(), kKinds.end(),
                                   [&](const Kind& k) { return k.family == family->name; });
   if (kind == kKinds.end()) {

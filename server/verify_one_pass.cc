@@ -1,5 +1,6 @@
 #include <algorithm>
-#include <cmath>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -10,11 +11,14 @@ namespace saccade {
 namespace {
 
 constexpr double kActions = 2e-6;
-constexpr double kBf16Relative = 1e-2;  // of the largest value of a tensor
+constexpr double kBf16Relative = 1e-2;  // of the largest value of a stage
+constexpr double kBf16Actions = 2e-2;   // the same of normalised actions, which are in [-1, 1]
+constexpr double kBf16Factor = 3;       // of the recorded distance, where there is one
+constexpr std::string_view kBf16 = "bf16.";
+constexpr std::string_view kNormalized = "normalized_actions";
 constexpr std::string_view kDiscrete = "actions.discrete_no_proprio";
 
-// Models that answer with a chunk out of one pass (OpenVLA-OFT). Nothing is recorded in BF16: its
-// distance from F32 is bounded instead.
+// Models that answer with a chunk out of one pass (OpenVLA-OFT).
 class OnePassPass final : public VerifyPass {
  public:
   // `discrete`: the run of the same checkpoint without its heads; null: none is recorded.
@@ -26,19 +30,46 @@ class OnePassPass final : public VerifyPass {
   absl::StatusOr<Computed> Compute(const std::string& name,
                                    const Recorded& reference) const override;
   double StageTolerance(const Recorded& reference) const override {
-    return Tolerance(reference, ExactStageTolerance(MaxAbs(reference.values)));
+    const double largest = MaxAbs(reference.values);
+    return bf16_ ? kBf16Relative * largest : ExactStageTolerance(largest);
   }
   std::string Skipped(const std::string& name) const override {
     if (name == "proprio_raw") return "the input";
+    if (!bf16_ && name.rfind(kBf16, 0) == 0) return "belongs to the bf16 pass";
     return VerifyPass::Skipped(name);
   }
-  double Tolerance(const Recorded& reference, double exact) const {
-    return bf16_ ? kBf16Relative * MaxAbs(reference.values) : exact;
-  }
+  // Of normalised actions.
+  absl::StatusOr<double> NormalizedTolerance() const;
+  // Of actions in the robot's units, by how much larger these are.
+  absl::StatusOr<double> ActionTolerance(const Recorded& actions) const;
 
   const VerifyOutput* discrete_;
   bool bf16_;
 };
+
+absl::StatusOr<double> OnePassPass::NormalizedTolerance() const {
+  const std::string narrow = StrCat(kBf16, kNormalized);
+  if (!bf16_) return kActions;
+  if (!golden_.Has(narrow)) return kBf16Actions;
+  ASSIGN_OR_RETURN(const Recorded a, golden_.Get(kNormalized));
+  ASSIGN_OR_RETURN(const Recorded b, golden_.Get(narrow));
+  if (a.values.size() != b.values.size()) {
+    return absl::InvalidArgumentError(StrCat(narrow, " is not as long as ", kNormalized));
+  }
+  const double distance = MaxDifference(a.values, b.values, a.values.size());
+  // A damaged record must not let anything pass.
+  if (!(distance <= 0.25 * MaxAbs(a.values))) {
+    return absl::InvalidArgumentError(
+        StrCat(narrow, " is ", distance, " from ", kNormalized, ": no rounding to bf16 does that"));
+  }
+  return std::max(kActions, kBf16Factor * distance);
+}
+
+absl::StatusOr<double> OnePassPass::ActionTolerance(const Recorded& actions) const {
+  ASSIGN_OR_RETURN(const double tolerance, NormalizedTolerance());
+  ASSIGN_OR_RETURN(const Recorded normalized, golden_.Get(kNormalized));
+  return tolerance * std::max(1.0, MaxAbs(actions.values) / MaxAbs(normalized.values));
+}
 
 absl::StatusOr<Computed> OnePassPass::Compute(const std::string& name,
                                               const Recorded& reference) const {
@@ -48,16 +79,18 @@ absl::StatusOr<Computed> OnePassPass::Compute(const std::string& name,
   if (name == "proprio_normalized") {
     out.values.assign(output_.normalized_state.begin(), output_.normalized_state.end());
     out.tolerance = kActions;
-  } else if (name == "normalized_actions") {
+  } else if (name == "generated_ids") {
+    out.values.assign(output_.tapped().tokens.begin(), output_.tapped().tokens.end());
+  } else if (name == kNormalized || name == StrCat(kBf16, kNormalized)) {
     out.values.assign(output_.tapped().normalized.begin(), output_.tapped().normalized.end());
-    out.tolerance = Tolerance(reference, kActions);
+    ASSIGN_OR_RETURN(out.tolerance, NormalizedTolerance());
   } else if (name == "actions") {
     out.values = output_.tapped().values;
-    out.tolerance = Tolerance(reference, kActions);
+    ASSIGN_OR_RETURN(out.tolerance, ActionTolerance(reference));
   } else if (name == kDiscrete) {
     if (discrete_ == nullptr) return absl::InternalError("was not run");
     out.values = discrete_->tapped().values;
-    out.tolerance = Tolerance(reference, kActions);
+    ASSIGN_OR_RETURN(out.tolerance, ActionTolerance(reference));
   } else {
     return Stage(name, reference);
   }
@@ -94,6 +127,12 @@ absl::StatusOr<bool> VerifyOnePass(const VerifyContext& context, bool bf16) {
   if (info.Has("num_images")) {
     ASSIGN_OR_RETURN(const int64_t images, info.Int("num_images", 1, 16));
     for (int64_t i = 0; i < images; ++i) oft.cameras.push_back(StrCat("image", i));
+  }
+  if (info.Has("platform")) {
+    ASSIGN_OR_RETURN(const std::string name, info.String("platform"));
+    const auto* known = std::find(kOftPlatformNames.begin(), kOftPlatformNames.end(), name);
+    if (known == kOftPlatformNames.end()) return info.Error(StrCat("platform: unknown ", name));
+    oft.platform = static_cast<OftPlatform>(known - kOftPlatformNames.begin());
   }
   input.frame_of = [&](uint32_t camera, std::string_view name) {
     return golden.Frame(camera, name);
