@@ -95,7 +95,10 @@ DeviceModelOptions FitToModel(const ModelSpec& spec, DeviceModelOptions options)
   options.max_rows = std::max(options.max_rows, spec.max_group_rows);
   uint32_t rows = 1;  // of a chunk
   if (spec.head.kind == HeadKind::kFlow) rows = spec.head.suffix_rows();
-  if (spec.head.kind == HeadKind::kOnePass) rows = spec.max_group_rows;
+  if (spec.head.kind == HeadKind::kOnePass) {  // the shortest prompt
+    rows = spec.head.read_rows + spec.head.read_before_end;
+    for (const CameraSpec& camera : spec.cameras) rows += camera.optional ? 0 : spec.vision_tokens;
+  }
   if (rows > 1) {
     options.max_logit_rows =
         std::max(1u, std::min(options.max_logit_rows, options.max_rows / rows));

@@ -12,6 +12,7 @@
 
 #include "base/digest.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 #include "model/model_image.h"
 #include "model/tokenizer.h"
@@ -311,19 +312,32 @@ class Model {
 
 class Checkpoint;
 
+// What no file of an OpenVLA-OFT folder says: its code had these as constants.
+struct OftOptions {
+  OftPlatform platform = OftPlatform::kAuto;
+  uint32_t chunk = 0;                // actions of a chunk; 0: the platform's
+  std::vector<std::string> cameras;  // names, in the order of training; empty: the platform's
+  bool use_heads = true;  // false: tokens and no state, whatever lies beside the checkpoint
+};
+
 struct ModelOptions {
   DType compute = DType::kF32;  // F32 or BF16
   uint32_t block_tokens = 16;   // of the K/V layout
+  // Of chunks that are made of tokens.
+  InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
+  std::optional<OftOptions> oft;  // the folder is OpenVLA-OFT's, whatever files it has
 };
 
 // One table in families/families.cc; no registration at static initialisation.
 struct Family {
   std::string_view name;
-  bool (*matches)(const Checkpoint&);
+  bool (*matches)(const Checkpoint&, const ModelOptions&);
   absl::StatusOr<std::unique_ptr<Model>> (*load)(const Checkpoint&, Backend&, const ModelOptions&);
 };
 std::span<const Family> Families();
-// Finds the family of the folder and loads it; NOT_FOUND lists the known families.
+// The family of the folder; NOT_FOUND lists the known ones.
+absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint, const ModelOptions& options);
+// Finds it and loads the folder.
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const Checkpoint& checkpoint, Backend& backend,
                                                  const ModelOptions& options);
 
