@@ -248,9 +248,10 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline() const {
       normalized_, builder));
   std::shared_ptr<const Timeline> timeline = builder.Build();
   const uint64_t tokens = timeline->num_tokens();
-  const uint64_t answer = spec.head.kind == HeadKind::kTokens
-                              ? uint64_t{params_.action_dim} * model().action_steps
-                              : spec.head.suffix_rows();
+  uint64_t answer = 0;  // of one pass: its places are in the prompt
+  if (spec.head.kind == HeadKind::kTokens)
+    answer = uint64_t{params_.action_dim} * model().action_steps;
+  if (spec.head.kind == HeadKind::kFlow) answer = spec.head.suffix_rows();
   if (tokens + answer > spec.max_positions) {
     ErrorInfo info;
     info.reason = Reason::kNeverFits;
