@@ -28,10 +28,10 @@ struct VerifyOptions {
 // pass is left out, or fails when it is the only one.
 //
 // Models that answer in one pass: chunk, number of images and platform are the record's where it
-// has them; actions.discrete_no_proprio is of the same checkpoint without its heads. F32: actions
-// within 2e-6. BF16: stages within 1e-2 * max|reference|; normalised actions within 3 times their
-// recorded distance, or 2e-2 where none is recorded; actions by the same, as much larger as they
-// are.
+// has them; actions.discrete_no_proprio is of the same checkpoint without its heads. F32:
+// normalised actions within max(2e-6, 3e-6 * max|reference|). BF16: stages within 1e-2 *
+// max|reference|; normalised actions within 3 times their recorded distance, or 2e-2 where none is
+// recorded. Actions by the same, as much larger as they are.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

@@ -11,9 +11,10 @@ namespace saccade {
 namespace {
 
 constexpr double kActions = 2e-6;
-constexpr double kBf16Relative = 1e-2;  // of the largest value of a stage
-constexpr double kBf16Actions = 2e-2;   // the same of normalised actions, which are in [-1, 1]
-constexpr double kBf16Factor = 3;       // of the recorded distance, where there is one
+constexpr double kActionsRelative = 3e-6;  // to the largest normalised action
+constexpr double kBf16Relative = 1e-2;     // of the largest value of a stage
+constexpr double kBf16Actions = 2e-2;      // the same of normalised actions, which are in [-1, 1]
+constexpr double kBf16Factor = 3;          // of the recorded distance, where there is one
 constexpr std::string_view kBf16 = "bf16.";
 constexpr std::string_view kNormalized = "normalized_actions";
 constexpr std::string_view kDiscrete = "actions.discrete_no_proprio";
@@ -49,9 +50,9 @@ class OnePassPass final : public VerifyPass {
 
 absl::StatusOr<double> OnePassPass::NormalizedTolerance() const {
   const std::string narrow = StrCat(kBf16, kNormalized);
-  if (!bf16_) return kActions;
-  if (!golden_.Has(narrow)) return kBf16Actions;
+  if (bf16_ && !golden_.Has(narrow)) return kBf16Actions;
   ASSIGN_OR_RETURN(const Recorded a, golden_.Get(kNormalized));
+  if (!bf16_) return std::max(kActions, kActionsRelative * MaxAbs(a.values));
   ASSIGN_OR_RETURN(const Recorded b, golden_.Get(narrow));
   if (a.values.size() != b.values.size()) {
     return absl::InvalidArgumentError(StrCat(narrow, " is not as long as ", kNormalized));
