@@ -45,18 +45,24 @@ bool Ready(const std::string& address) {
 
 }  // namespace
 
-ServerProcess::ServerProcess(const std::string& binary, const std::string& extra) {
+std::string ServerProcess::DemoModel() {
+  return "  - name: demo\n    path: " +
+         std::filesystem::absolute("deploy/demo/checkpoint").string() +
+         "\n    dtype: bf16\n    invalid_action_tokens: clamp\n    kv: {memory_mb: 16}\n";
+}
+
+ServerProcess::ServerProcess(const std::string& binary, const std::string& extra,
+                             const std::string& models) {
   std::string name = (std::filesystem::temp_directory_path() / "saccade-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) std::exit(2);
   folder_ = name;
   port_ = FreePort();
   address_ = "127.0.0.1:" + std::to_string(port_);
   const std::string config = folder_ + "/server.yaml";
-  std::ofstream(config)
-      << "server:\n  listen: \"" << address_ << "\"\n  metrics_listen: \"\"\n  log: {level: warn}\n"
-      << extra << "models:\n  - name: demo\n    path: "
-      << std::filesystem::absolute("deploy/demo/checkpoint").string()
-      << "\n    dtype: bf16\n    invalid_action_tokens: clamp\n    kv: {memory_mb: 16}\n";
+  std::ofstream(config) << "server:\n  listen: \"" << address_
+                        << "\"\n  metrics_listen: \"\"\n  log: {level: warn}\n"
+                        << extra << "models:\n"
+                        << models;
   pid_ = ::fork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -1,5 +1,6 @@
 #pragma once
-// A saccade-server of the bench's own: the demo checkpoint on loopback, its own process.
+// A saccade-server of the bench's own: the demo checkpoint, or others, on loopback, its own
+// process.
 #include <sys/types.h>
 
 #include <string>
@@ -9,8 +10,9 @@ namespace saccade::bench {
 class ServerProcess {
  public:
   // Starts `binary` and waits until it is ready; ends the process with a message when it is not
-  // within a minute. `extra`: more top-level YAML.
-  ServerProcess(const std::string& binary, const std::string& extra);
+  // within a minute. `extra`: more top-level YAML; `models`: in place of the demo's entry.
+  ServerProcess(const std::string& binary, const std::string& extra,
+                const std::string& models = DemoModel());
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -22,6 +24,8 @@ class ServerProcess {
   int Stop();  // SIGTERM; its exit code, -1 for a signal
 
  private:
+  static std::string DemoModel();
+
   std::string folder_;
   std::string address_;
   int port_ = 0;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tests/sim/flow_random.h"
 #include "tests/sim/sched_random.h"
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -14,6 +15,11 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  saccade::sim::RunSchedulerOperations({data, size});
+  constexpr uint8_t kFlows = 0xf1;  // the first byte of inputs that are about flows
+  if (size > 0 && data[0] == kFlows) {
+    saccade::sim::RunFlowOperations(saccade::sim::Random({data + 1, size - 1}));
+  } else {
+    saccade::sim::RunSchedulerOperations({data, size});
+  }
   return 0;
 }
