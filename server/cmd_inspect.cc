@@ -34,6 +34,12 @@ uint64_t SessionTokens(const FolderDescription& d) {
                   blocks(d.spec.max_action_tokens));
 }
 
+// What clients are told, where the configuration says nothing.
+std::string_view Reference(const ModelSpec& spec) {
+  if (!spec.relative_actions) return "unspecified";
+  return *spec.relative_actions ? "relative" : "absolute";
+}
+
 OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
   OrderedJson out;
   out["family"] = d.family;
@@ -43,8 +49,10 @@ OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
   const ModelSpec& s = d.spec;
   out["parameters"] = s.parameters;
   for (const CameraSpec& camera : s.cameras) {
-    out["cameras"].push_back(
-        {{"name", camera.name}, {"width", camera.width}, {"height", camera.height}});
+    out["cameras"].push_back({{"name", camera.name},
+                              {"width", camera.width},
+                              {"height", camera.height},
+                              {"required", !camera.optional}});
   }
   for (const FolderDescription::Tower& t : d.towers) {
     out["towers"].push_back({{"name", t.name},
@@ -64,6 +72,10 @@ OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
   out["action_bins"] = d.action_bins;
   for (const StatisticsSpec& statistics : s.statistics) {
     out["statistics"].push_back({{"key", statistics.key}, {"actions", statistics.action_dim}});
+  }
+  if (s.head.actions() > 0) out["actions_reference"] = Reference(s);
+  if (s.head.kind == HeadKind::kFlow) {
+    out["flow"] = {{"steps", s.head.steps}, {"width", s.head.width}};
   }
   for (const FolderDescription::Memory& m : d.memory) {
     const size_t per_token = KvBytesPerToken(d, m.compute);
@@ -100,7 +112,8 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
     const ModelSpec& s = d.spec;
     Row("parameters", StrCat(s.parameters));
     for (const CameraSpec& camera : s.cameras) {
-      Row("camera", StrCat(camera.name, ", ", camera.width, " x ", camera.height));
+      Row("camera", StrCat(camera.name, ", ", camera.width, " x ", camera.height,
+                           camera.optional ? ", may be missing" : ""));
     }
     for (const FolderDescription::Tower& t : d.towers) {
       Row("tower", StrCat(t.name, ": ", t.width, " wide, ", t.heads, " heads, ", t.depth,
@@ -113,8 +126,17 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
     if (s.head.kind == HeadKind::kFlow) {
       Row("head", StrCat("flow, ", s.head.horizon, " actions in ", s.head.steps, " steps, ",
                          s.state_dim, " values of state"));
-    } else {
+    } else if (d.action_bins > 0) {
       Row("vocabulary", StrCat(s.vocab_size, " ids, ", d.action_bins, " of them actions"));
+    } else {
+      Row("vocabulary", StrCat(s.vocab_size, " ids"));
+      Row("head", StrCat("FAST tokens, at most ", s.max_action_tokens, ", for ", s.head.actions(),
+                         " actions, ", s.state_dim, " values of state"));
+    }
+    if (s.head.actions() > 0 && !s.relative_actions) {
+      Row("actions", "absolute or relative: the folder does not say, models[].action_space can");
+    } else if (s.head.actions() > 0) {
+      Row("actions", std::string(Reference(s)));
     }
     Row("prompt",
         StrCat(d.prompt_style, ": ", s.vision_tokens, " vision and ", d.prompt_text_tokens,

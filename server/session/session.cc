@@ -128,7 +128,14 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
 
+bool Session::HasFrame() const {
+  return std::any_of(mailboxes_.begin(), mailboxes_.end(),
+                     [](const Mailbox& mailbox) { return mailbox.frame.has_value(); });
+}
+
+// Before the first frame none is missing: a text is judged as if all were there.
 uint64_t Session::MissingCameras() const {
+  if (!HasFrame()) return 0;
   uint64_t missing = 0;
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
     if (!mailboxes_[i].frame && model().model->spec().cameras[i].optional) missing |= 1ull << i;
@@ -139,7 +146,7 @@ uint64_t Session::MissingCameras() const {
 // Without a state as if every value were the mean: for the text to be judged before one comes.
 absl::StatusOr<Prompt> Session::BuildPrompt(const Text& text) const {
   const Model& model = *this->model().model;
-  if (!text.ids.empty()) return model.BuildPromptFromTokens(text.ids);
+  if (!text.ids.empty()) return model.BuildPromptFromTokens(text.ids, MissingCameras());
   PromptInput input;
   input.instruction = text.instruction;
   input.missing_cameras = MissingCameras();
@@ -280,6 +287,14 @@ absl::Status Session::CheckInputs() const {
     if (mailboxes_[i].frame || camera.optional) continue;
     return Missing(Reason::kNoFrame, camera.name,
                    StrCat("camera \"", camera.name, "\" has sent no frame"));
+  }
+  if (!spec.cameras.empty() && !HasFrame()) {
+    std::string names;
+    for (const CameraSpec& camera : spec.cameras) {
+      StrAppend(&names, names.empty() ? "" : ", ", camera.name);
+    }
+    return Missing(Reason::kNoFrame, spec.cameras.front().name,
+                   StrCat("no camera has sent a frame, the model needs one of: ", names));
   }
   if (spec.state_dim != 0 && state_.empty()) {
     return Missing(Reason::kMissingInput, "state",

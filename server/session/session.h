@@ -135,6 +135,7 @@ class Session {
   };
   absl::Status SetText(Text text);
   absl::StatusOr<Prompt> BuildPrompt(const Text& text) const;
+  bool HasFrame() const;
   uint64_t MissingCameras() const;
   // What a snapshot has beside the state. Immutable.
   struct View {
@@ -147,8 +148,7 @@ class Session {
   absl::Status CheckInputs() const;
   absl::Status CheckAge(TimePoint now, Micros max_frame_age) const;
   absl::StatusOr<std::shared_ptr<const View>> NewestView();
-  absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view,
-                                                             PromptPart part);
+  absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view, PromptPart part);
   absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline(const View& view,
                                                                 PromptPart part) const;
 
