@@ -128,14 +128,15 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
 
-bool Session::HasFrame() const {
-  return std::any_of(mailboxes_.begin(), mailboxes_.end(),
-                     [](const Mailbox& mailbox) { return mailbox.frame.has_value(); });
+size_t Session::NumFrames() const {
+  return static_cast<size_t>(
+      std::count_if(mailboxes_.begin(), mailboxes_.end(),
+                    [](const Mailbox& mailbox) { return mailbox.frame.has_value(); }));
 }
 
 // Before the first frame none is missing: a text is judged as if all were there.
 uint64_t Session::MissingCameras() const {
-  if (!HasFrame()) return 0;
+  if (NumFrames() == 0) return 0;
   uint64_t missing = 0;
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
     if (!mailboxes_[i].frame && model().model->spec().cameras[i].optional) missing |= 1ull << i;
@@ -288,7 +289,7 @@ absl::Status Session::CheckInputs() const {
     return Missing(Reason::kNoFrame, camera.name,
                    StrCat("camera \"", camera.name, "\" has sent no frame"));
   }
-  if (!spec.cameras.empty() && !HasFrame()) {
+  if (!spec.cameras.empty() && NumFrames() == 0) {
     std::string names;
     for (const CameraSpec& camera : spec.cameras) {
       StrAppend(&names, names.empty() ? "" : ", ", camera.name);
@@ -370,6 +371,7 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
   RETURN_IF_ERROR(CheckInputs());
   const bool committed =
       committed_ != nullptr && committed_->text_version == text_version_ &&
+      committed_->frames.size() == NumFrames() &&  // no camera has come since
       (max_frame_age.count() == 0 || ToMicros(now - committed_->oldest) <= max_frame_age);
   if (!committed) RETURN_IF_ERROR(CheckAge(now, max_frame_age));
   for (Mailbox& mailbox : mailboxes_) mailbox.used = true;

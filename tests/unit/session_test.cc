@@ -237,6 +237,14 @@ TEST_F(SessionTest, CamerasThatMayBeMissing) {
               Reason::kNoFrame);
     session_->Publish(0, MakeFrame(2, 2));
     EXPECT_EQ(tokens(), 3u + FakeModel::kVisionTokens);
+    // A prefix is not acted on once a further camera is there.
+    const auto prefix = session_->SnapshotPrefix();
+    ASSERT_TRUE(prefix.ok() && *prefix != nullptr);
+    session_->CommitPrefix(*prefix);
+    session_->Publish(0, MakeFrame(3, 3));
+    EXPECT_EQ((*session_->Snapshot(kStart, Micros(0)))->frames[0].capture_time_ns, 2);
+    session_->Publish(1, MakeFrame(4, 4));
+    EXPECT_EQ(tokens(), 3u + 2 * FakeModel::kVisionTokens);
   }
 }
 
