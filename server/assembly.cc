@@ -113,6 +113,17 @@ absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeome
   return options;
 }
 
+ModelOptions ToModelOptions(const ModelConfig& m) {
+  ModelOptions options;
+  options.compute = m.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
+  options.block_tokens = m.kv.block_tokens;
+  options.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp
+                               ? InvalidTokenPolicy::kClamp
+                               : InvalidTokenPolicy::kFail;
+  if (m.oft) options.oft = OftOptions{m.oft->platform, m.oft->chunk, m.oft->cameras};
+  return options;
+}
+
 absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& m,
                                        std::span<Backend* const> backends, MemoryBudget* memory) {
   const std::string what = StrCat("model ", m.name, " (", m.path, ")");
@@ -133,14 +144,10 @@ absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& 
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(m.path);
   if (!checkpoint.ok()) return Prefixed(what, checkpoint.status());
   served.name = m.name;
-  served.invalid_tokens = m.invalid_action_tokens == InvalidActionTokens::kClamp
-                              ? InvalidTokenPolicy::kClamp
-                              : InvalidTokenPolicy::kFail;
+  served.invalid_tokens = ToModelOptions(m).invalid_tokens;
   served.embedding_slots = m.vision_cache_frames;
   served.max_sequences = MaxSequences(config);
-  ModelOptions options;
-  options.compute = m.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
-  options.block_tokens = m.kv.block_tokens;
+  const ModelOptions options = ToModelOptions(m);
   uint64_t weights = 0;
   for (size_t i = 0; i < config.backends.size(); ++i) {
     if (!runs_on(config.backends[i])) continue;

@@ -22,6 +22,7 @@ MetricsOptions ToMetricsOptions(const Config& config, std::string version);
 
 // K/V blocks and partition quotas of one model on one backend. INVALID_ARGUMENT when the memory
 // holds less than one block.
+ModelOptions ToModelOptions(const ModelConfig& m);
 absl::StatusOr<KvCacheOptions> ToKvOptions(const KvConfig& config, const KvGeometry& geometry);
 
 // Makes every backend, loads every model on each of its backends, starts and warms up the engine.

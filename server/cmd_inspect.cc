@@ -30,8 +30,11 @@ uint64_t SessionTokens(const FolderDescription& d) {
   const uint64_t block = d.spec.kv.block_tokens;
   const auto blocks = [&](uint64_t tokens) { return (tokens + block - 1) / block; };
   const uint64_t text = d.prompt_text_tokens;
-  return block * (blocks(1) + blocks(d.spec.vision_tokens) + blocks(text > 1 ? text - 1 : 0) +
-                  blocks(d.spec.max_action_tokens));
+  const uint64_t answer =
+      d.spec.head.read_rows > 0 ? d.spec.head.read_rows : d.spec.max_action_tokens;
+  return block * (blocks(1) + d.spec.cameras.size() * blocks(d.spec.vision_tokens) +
+                  blocks(d.spec.state_width > 0 ? 1 : 0) + blocks(text > 1 ? text - 1 : 0) +
+                  blocks(answer));
 }
 
 // What clients are told, where the configuration says nothing.
@@ -40,7 +43,7 @@ std::string_view Reference(const ModelSpec& spec) {
   return *spec.relative_actions ? "relative" : "absolute";
 }
 
-OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
+OrderedJson ToJson(const FolderDescription& d) {
   OrderedJson out;
   out["family"] = d.family;
   out["servable"] = d.problems.empty();
@@ -70,6 +73,10 @@ OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
                    {"vision_tokens", s.vision_tokens},
                    {"text_tokens", d.prompt_text_tokens}};
   out["action_bins"] = d.action_bins;
+  if (s.state_dim > 0) out["state"] = {{"values", s.state_dim}};
+  if (s.head.horizon > 0) {
+    out["head"] = {{"description", d.head}, {"actions", s.head.horizon}, {"values", s.head.width}};
+  }
   for (const StatisticsSpec& statistics : s.statistics) {
     out["statistics"].push_back({{"key", statistics.key}, {"actions", statistics.action_dim}});
   }
@@ -86,7 +93,7 @@ OrderedJson ToJson(const FolderDescription& d, const DescribeLimits& limits) {
                              {"kv_bytes_per_session", per_token * SessionTokens(d)}});
   }
   out["workspace_limits"] = {
-      {"frames", limits.frames}, {"rows", limits.rows}, {"logit_rows", limits.logit_rows}};
+      {"frames", d.limits.frames}, {"rows", d.limits.rows}, {"logit_rows", d.limits.logit_rows}};
   return out;
 }
 
@@ -106,7 +113,7 @@ std::string Bytes(uint64_t bytes) {
   return text;
 }
 
-void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const std::string& dir) {
+void PrintTable(const FolderDescription& d, const std::string& dir) {
   Row("family", d.family.empty() ? "unknown" : d.family);
   if (d.known_sizes) {
     const ModelSpec& s = d.spec;
@@ -123,21 +130,18 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
     Row("trunk",
         StrCat(d.layers, " layers, ", s.hidden, " wide, ", d.heads, " heads on ", s.kv.kv_heads,
                " key/value heads of ", s.kv.head_dim, ", MLP ", d.intermediate));
-    if (s.head.kind == HeadKind::kFlow) {
-      Row("head", StrCat("flow, ", s.head.horizon, " actions in ", s.head.steps, " steps, ",
-                         s.state_dim, " values of state"));
-    } else if (d.action_bins > 0) {
-      Row("vocabulary", StrCat(s.vocab_size, " ids, ", d.action_bins, " of them actions"));
-    } else {
-      Row("vocabulary", StrCat(s.vocab_size, " ids"));
-      Row("head", StrCat("FAST tokens, at most ", s.max_action_tokens, ", for ", s.head.actions(),
-                         " actions, ", s.state_dim, " values of state"));
+    if (s.vocab_size > 0) {
+      Row("vocabulary",
+          StrCat(s.vocab_size, " ids",
+                 d.action_bins > 0 ? StrCat(", ", d.action_bins, " of them actions") : ""));
     }
+    if (!d.head.empty()) Row("head", d.head);
     if (s.head.actions() > 0 && !s.relative_actions) {
       Row("actions", "absolute or relative: the folder does not say, models[].action_space can");
     } else if (s.head.actions() > 0) {
       Row("actions", std::string(Reference(s)));
     }
+    if (s.state_dim > 0) Row("state", StrCat(s.state_dim, " values"));
     Row("prompt",
         StrCat(d.prompt_style, ": ", s.vision_tokens, " vision and ", d.prompt_text_tokens,
                " text tokens for a short instruction, at most ", s.max_positions, " positions"));
@@ -162,8 +166,8 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
           StrCat(Bytes(plan->total() - plan->loading), " to serve it with default settings, ",
                  Bytes(plan->loading), " more while it is loaded"));
     }
-    Row("workspace of", StrCat(limits.frames, " frames, ", limits.rows, " rows, ",
-                               limits.logit_rows, " logit rows"));
+    Row("workspace of", StrCat(d.limits.frames, " frames, ", d.limits.rows, " rows, ",
+                               d.limits.logit_rows, " logit rows"));
   }
   if (d.problems.empty()) {
     Row("servable", "yes");
@@ -176,12 +180,10 @@ void PrintTable(const FolderDescription& d, const DescribeLimits& limits, const 
 }  // namespace
 
 int RunInspect(const InspectOptions& options) {
-  const SchedulerConfig defaults;
-  DescribeLimits limits;
-  limits.frames = defaults.max_batch_frames;
-  limits.rows = defaults.max_batch_rows;
-  limits.logit_rows = defaults.max_batch_sequences;
-  const absl::StatusOr<FolderDescription> description = DescribeFolder(options.model_dir, limits);
+  const absl::StatusOr<FolderDescription> description =
+      DescribeFolder(options.model_dir, ModelOptions{}, [](const ModelSpec& spec) {
+        return StepLimits(spec, ToDeviceOptions(Config{}, ModelConfig{}, /*num_blocks=*/1));
+      });
   if (!description.ok()) {
     const std::string message(description.status().message());
     if (options.json) {
@@ -193,11 +195,11 @@ int RunInspect(const InspectOptions& options) {
     return 1;
   }
   if (options.json) {
-    std::printf("%s\n", ToJson(*description, limits)
-                            .dump(2, ' ', true, OrderedJson::error_handler_t::replace)
-                            .c_str());
+    std::printf(
+        "%s\n",
+        ToJson(*description).dump(2, ' ', true, OrderedJson::error_handler_t::replace).c_str());
   } else {
-    PrintTable(*description, limits, options.model_dir);
+    PrintTable(*description, options.model_dir);
   }
   return description->problems.empty() ? 0 : 1;
 }

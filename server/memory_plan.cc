@@ -47,14 +47,18 @@ DeviceModelOptions ToDeviceOptions(const Config& config, const ModelConfig& mode
   return options;
 }
 
+DescribeLimits StepLimits(const ModelSpec& spec, const DeviceModelOptions& asked) {
+  const DeviceModelOptions options = FitToModel(spec, asked);
+  return {options.max_frames, options.max_rows, HeadRows(spec, options), options.max_logit_rows};
+}
+
 absl::StatusOr<ModelMemory> PlanModel(const Config& config, const ModelConfig& model,
                                       size_t num_backends) {
   const DType compute = model.dtype == ComputeType::kBf16 ? DType::kBf16 : DType::kF32;
-  DescribeLimits limits;
-  limits.frames = config.scheduler.max_batch_frames;
-  limits.rows = config.scheduler.max_batch_rows;
-  limits.logit_rows = config.scheduler.max_batch_sequences;
-  ASSIGN_OR_RETURN(const FolderDescription folder, DescribeFolder(model.path, limits));
+  ASSIGN_OR_RETURN(const FolderDescription folder,
+                   DescribeFolder(model.path, ToModelOptions(model), [&](const ModelSpec& spec) {
+                     return StepLimits(spec, ToDeviceOptions(config, model, /*num_blocks=*/1));
+                   }));
   ModelMemory memory;
   const auto sizes = std::find_if(folder.memory.begin(), folder.memory.end(),
                                   [&](const auto& m) { return m.compute == compute; });
@@ -67,10 +71,11 @@ absl::StatusOr<ModelMemory> PlanModel(const Config& config, const ModelConfig& m
   spec.kv = geometry;
   const DeviceModelOptions options =
       FitToModel(spec, ToDeviceOptions(config, model, kv.num_blocks));
-  memory.device = PlanDeviceBytes(spec, options,
-                                  uint64_t{kv.num_blocks + ScratchBlocks(spec, options)} *
-                                      geometry.block_tokens * geometry.BytesPerToken(),
-                                  sizes->workspace, sizes->parking);
+  memory.device =
+      PlanDeviceBytes(spec, options,
+                      uint64_t{kv.num_blocks + ScratchBlocks(spec, options)} *
+                          geometry.block_tokens * geometry.BytesPerToken(),
+                      std::max(sizes->workspace, sizes->denoise_workspace), sizes->parking);
   for (uint64_t* bytes : {&memory.device.kv, &memory.device.embeddings, &memory.device.scratch,
                           &memory.device.staging})
     *bytes *= num_backends;

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "engine/device_model.h"
+#include "model/families/describe.h"
 
 namespace saccade {
 
@@ -26,6 +27,8 @@ absl::StatusOr<ModelMemory> PlanModel(const Config& config, const ModelConfig& m
                                       size_t num_backends);
 DeviceModelOptions ToDeviceOptions(const Config& config, const ModelConfig& model,
                                    uint32_t num_blocks);
+// The largest step of a model that is served so.
+DescribeLimits StepLimits(const ModelSpec& spec, const DeviceModelOptions& asked);
 uint32_t MaxSequences(const Config& config);  // with action tokens at a time, per model and worker
 
 // The plan as comment lines of YAML.

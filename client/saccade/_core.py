@@ -119,6 +119,11 @@ def act_request(
         request.flow_steps = flow.steps
         if flow.noise is not None:
             request.noise.extend(np.asarray(flow.noise, dtype=np.float32).ravel().tolist())
+        if flow.committed is not None:
+            committed = np.asarray(flow.committed, dtype=np.float32).ravel()
+            request.committed.normalized.extend(committed.tolist())
+            if flow.per_action_time:
+                request.committed.mode = pb.COMMIT_MODE_PER_ACTION_TIME
     return request
 
 

@@ -79,6 +79,11 @@ class Flow:
     """Denoise steps; 0: the model's own number."""
     noise: npt.ArrayLike | None = None
     """Of shape (samples, ActionSpace.steps, ModelInfo.flow_width); none: from the seed."""
+    committed: npt.ArrayLike | None = None
+    """``normalized`` of the actions that the robot executes until the answer is there; the answer
+    begins with them (real-time chunking)."""
+    per_action_time: bool = False
+    """The model was trained with a flow time for each action; else they are inpainted."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ namespace saccade {
 // What becomes of work predicted to miss its deadline.
 enum class OnLate : uint8_t { kReject, kRunLate };
 
+// Whose constants an OpenVLA-OFT model was trained with; auto: of whoever the shapes fit.
+enum class OftPlatform : uint8_t { kAuto, kLibero, kAloha, kBridge };
+inline constexpr std::array<std::string_view, 4> kOftPlatformNames = {"auto", "libero", "aloha",
+                                                                      "bridge"};
+
 // Why a cached K/V block lost its content.
 enum class EvictionReason : uint8_t {
   kOwnPartition,    // its own partition needed the block

@@ -69,8 +69,8 @@ class Documenter {
   void Enum(Key key, E value) {
     Add(key, "choice", Choices<E>(), std::string(EnumTable<E>::kNames[static_cast<size_t>(value)]));
   }
-  void Names(Key key, const std::vector<std::string>& value) {
-    Add(key, "name or list of names", "configured names", value.empty() ? "empty" : Join(value));
+  void Names(Key key, const std::vector<std::string>& value, std::string_view allowed) {
+    Add(key, "name or list of names", std::string(allowed), value.empty() ? "empty" : Join(value));
   }
   template <class T>
   void Section(Key key, T& value) {
@@ -125,7 +125,7 @@ class KeyCollector {
     keys.push_back(key);
   }
   template <class T>
-  void Names(Key key, T&) {
+  void Names(Key key, T&, std::string_view) {
     keys.push_back(key);
   }
   template <class T>
@@ -307,6 +307,13 @@ std::optional<Fault> Check(const std::array<PartitionConfig, kModalities>& c) {
   return std::nullopt;
 }
 
+std::optional<Fault> Check(const OftConfig& c) {
+  const std::set<std::string_view> names(c.cameras.begin(), c.cameras.end());
+  if (names.size() != c.cameras.size()) return Fault{"cameras", "a name is repeated"};
+  if (names.size() > 16) return Fault{"cameras", "at most 16 names are allowed"};
+  return std::nullopt;
+}
+
 std::optional<Fault> Check(const ActionSpaceConfig& c) { return CheckUniqueNames("dims", c.dims); }
 
 std::optional<Fault> Check(const Config& c) {
@@ -482,7 +489,7 @@ class Reader {
     value = static_cast<E>(found - names.begin());
   }
 
-  void Names(Key key, std::vector<std::string>& value) {
+  void Names(Key key, std::vector<std::string>& value, std::string_view) {
     const YamlNode* node = Present(key);
     if (node == nullptr) return;
     std::vector<const YamlNode*> items;
@@ -673,6 +680,9 @@ std::string_view Name(OnLate action) {
 }
 std::string_view Name(ComputeType type) {
   return EnumTable<ComputeType>::kNames[static_cast<size_t>(type)];
+}
+std::string_view Name(OftPlatform platform) {
+  return EnumTable<OftPlatform>::kNames[static_cast<size_t>(platform)];
 }
 std::string_view Name(InvalidActionTokens policy) {
   return EnumTable<InvalidActionTokens>::kNames[static_cast<size_t>(policy)];

@@ -114,6 +114,13 @@ struct ActionSpaceConfig {
   std::vector<ActionDimConfig> dims;
 };
 
+// What no file of an OpenVLA-OFT checkpoint says.
+struct OftConfig {
+  OftPlatform platform = OftPlatform::kAuto;
+  uint32_t chunk = 0;                // 0: the platform's
+  std::vector<std::string> cameras;  // empty: the platform's
+};
+
 struct ModelConfig {
   std::string name;
   std::string path;                   // checkpoint folder; joined to the file's folder on loading
@@ -124,6 +131,7 @@ struct ModelConfig {
   uint32_t max_sessions = 0;  // 0: only server.max_sessions bounds it
   KvConfig kv;
   uint32_t vision_cache_frames = 64;  // frames whose vision embeddings are kept per backend
+  std::optional<OftConfig> oft;
   std::optional<ActionSpaceConfig> action_space;
 };
 
@@ -193,6 +201,7 @@ std::string_view Name(BackendKind kind);
 std::string_view Name(IsaLevel level);
 std::string_view Name(OnLate action);
 std::string_view Name(ComputeType type);
+std::string_view Name(OftPlatform platform);
 std::string_view Name(InvalidActionTokens policy);
 
 }  // namespace saccade

@@ -66,6 +66,10 @@ struct EnumTable<ComputeType> {
   static constexpr std::array<std::string_view, 2> kNames = {"f32", "bf16"};
 };
 template <>
+struct EnumTable<OftPlatform> {
+  static constexpr std::array<std::string_view, 4> kNames = kOftPlatformNames;
+};
+template <>
 struct EnumTable<InvalidActionTokens> {
   static constexpr std::array<std::string_view, 2> kNames = {"fail", "clamp"};
 };
@@ -264,6 +268,19 @@ void Describe(V& v, ActionSpaceConfig& c) {
 }
 
 template <class V>
+void Describe(V& v, OftConfig& c) {
+  v.Enum(Key{"platform",
+             "Whose constants it was trained with: chunk, cameras, and bounds of the statistics "
+             "(`aloha`: min and max, else q01 and q99). `auto`: the first of libero, aloha and "
+             "bridge whose actions and state are as wide as the checkpoint's."},
+         c.platform);
+  v.Integer(Key{"chunk", "Actions of one answer; 0: the platform's 8, 25 or 5."}, c.chunk, 0,
+            1'024);
+  v.Names(Key{"cameras", "Names of its images in the order of training; empty: the platform's."},
+          c.cameras, "at most 16 different names");
+}
+
+template <class V>
 void Describe(V& v, ModelConfig& c) {
   v.Text(Key{"name", "The name that clients send.", kRequired}, c.name, TextKind::kName);
   v.Text(Key{"path", "Checkpoint folder; a relative one starts at the folder of this file.",
@@ -271,7 +288,7 @@ void Describe(V& v, ModelConfig& c) {
          c.path, TextKind::kPath);
   v.Names(
       Key{"backend", "Where it runs: a name or a list of names from `backends`; empty: on all."},
-      c.backends);
+      c.backends, "configured names");
   v.Enum(Key{"dtype", "Type of weights and matrix products."}, c.dtype);
   v.Text(Key{"default_class", "Latency class of a request that names none."}, c.default_class,
          TextKind::kName);
@@ -285,6 +302,10 @@ void Describe(V& v, ModelConfig& c) {
   v.Section(Key{"kv", "The K/V cache of this model."}, c.kv);
   v.Integer(Key{"vision_cache_frames", "Frames whose vision embeddings are kept on each backend."},
             c.vision_cache_frames, 1, 65'536);
+  v.Optional(Key{"oft",
+                 "What no file of an OpenVLA-OFT checkpoint says. Absent: read from what it has. "
+                 "Needed where it has no heads of its own: it looks like OpenVLA then."},
+             c.oft);
   v.Optional(
       Key{"action_space", "What a checkpoint does not say about its actions; clients are told."},
       c.action_space);

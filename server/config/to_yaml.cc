@@ -41,7 +41,7 @@ class Writer {
   void Enum(Key key, E value) {
     Line(key, EnumTable<E>::kNames[static_cast<size_t>(value)]);
   }
-  void Names(Key key, const std::vector<std::string>& value) {
+  void Names(Key key, const std::vector<std::string>& value, std::string_view) {
     std::string list = "[";
     for (const std::string& name : value)
       StrAppend(&list, list.size() > 1 ? ", " : "", Quoted(name));

@@ -18,6 +18,22 @@ float FlowTime(const FlowItem& item) {
 }
 float FlowStep(const FlowItem& item) { return static_cast<float>(-1.0 / item.steps); }
 
+uint32_t Delay(const ActionHeadSpec& head, const FlowItem& item) {
+  return item.input == nullptr || head.width == 0
+             ? 0
+             : static_cast<uint32_t>(item.input->committed.size() / head.width);
+}
+
+bool HasOwnTime(const ActionHeadSpec& head, const FlowItem& item) {
+  return Delay(head, item) > 0 && item.input->commit_mode == CommitMode::kPerActionTime;
+}
+
+// Value `k` of the noise that the sample of `item` begins with.
+float NoiseOf(const FlowItem& item, size_t floats, size_t k) {
+  const bool given = item.input != nullptr && !item.input->noise.empty();
+  return given ? item.input->noise[item.sample * floats + k] : NormalDraw(item.seed, k);
+}
+
 // The index arrays of the step's rows; those of PagedBatch, then those of DenoiseBatch.
 struct Rows {
   std::vector<int32_t> row_begin{0}, page_begin{0}, pages, page_len, page_pos, row_pos, row_limit,
@@ -31,8 +47,9 @@ int32_t LimitOf(const ActionHeadSpec& head, uint32_t prefix, uint32_t i) {
   return static_cast<int32_t>(prefix + (own ? i : head.suffix_rows() - 1));
 }
 
-void AddItem(const ActionHeadSpec& head, const FlowItem& item, int32_t number, int32_t first_block,
-             int32_t block_tokens, Rows& rows) {
+// `time`: row of the item's flow time; `committed_time`: of its committed actions.
+void AddItem(const ActionHeadSpec& head, const FlowItem& item, int32_t number, int32_t time,
+             int32_t committed_time, int32_t first_block, int32_t block_tokens, Rows& rows) {
   const uint32_t prefix = item.timeline->num_tokens();
   for (const PageRef& page : item.pages) {
     rows.pages.push_back(page.block.value());
@@ -47,16 +64,18 @@ void AddItem(const ActionHeadSpec& head, const FlowItem& item, int32_t number, i
   }
   rows.page_begin.push_back(static_cast<int32_t>(rows.pages.size()));
   const int32_t states = head.state_row ? 1 : 0;
+  const auto delay = static_cast<int32_t>(Delay(head, item));
+  const auto time_of = [&](int32_t a) { return a < delay ? committed_time : time; };
   for (int32_t i = 0; i < count; ++i) {
     const bool action = i >= states;
     if (action) {
       rows.action_row.push_back(static_cast<int32_t>(rows.row_pos.size()));
-      rows.action_time.push_back(number);
+      rows.action_time.push_back(time_of(i - states));
     }
     rows.row_action.push_back(action ? number * static_cast<int32_t>(head.horizon) + i - states
                                      : -1);
     rows.row_state.push_back(action ? -1 : number);
-    rows.row_time.push_back(number);
+    rows.row_time.push_back(action ? time_of(i - states) : time);
     rows.row_pos.push_back(static_cast<int32_t>(prefix) + i);
     rows.row_limit.push_back(LimitOf(head, prefix, static_cast<uint32_t>(i)));
     rows.row_slot.push_back((first_block + i / block_tokens) * block_tokens + i % block_tokens);
@@ -84,17 +103,22 @@ absl::Status DeviceModel::StageFlows(const StepPlan& plan, DenoiseBatch& batch) 
   Rows rows;
   std::vector<float> states;
   std::vector<float> steps;
-  std::vector<float> times(plan.flows.size() * head.time_width);
+  std::vector<float> times;
+  const auto add_time = [&](float t, float dt) {
+    times.resize(times.size() + head.time_width);
+    model_.EmbedTime(t, std::span(times).last(head.time_width));
+    steps.push_back(dt);
+    return static_cast<int32_t>(steps.size()) - 1;
+  };
   for (size_t i = 0; i < plan.flows.size(); ++i) {
     const FlowItem& item = plan.flows[i];
     const auto number = static_cast<int32_t>(i);
-    AddItem(head, item, number, static_cast<int32_t>(options_.num_blocks) + number * blocks,
-            block_tokens, rows);
+    const int32_t time = add_time(FlowTime(item), FlowStep(item));
+    const int32_t committed_time = HasOwnTime(head, item) ? add_time(0, 0) : time;
+    AddItem(head, item, number, time, committed_time,
+            static_cast<int32_t>(options_.num_blocks) + number * blocks, block_tokens, rows);
     batch.paged.max_pages =
         std::max(batch.paged.max_pages, static_cast<int32_t>(item.pages.size()) + blocks);
-    model_.EmbedTime(FlowTime(item),
-                     std::span(times).subspan(i * head.time_width, head.time_width));
-    steps.push_back(FlowStep(item));
     if (!head.state_row) continue;
     if (item.input == nullptr || item.input->state.size() != spec.state_width) {
       return absl::InternalError("a denoise step has no state");
@@ -129,7 +153,8 @@ absl::Status DeviceModel::StageFlows(const StepPlan& plan, DenoiseBatch& batch) 
   return absl::OkStatus();
 }
 
-// A sample's first step begins with its noise, a later one with what the step before it left.
+// A sample's first step begins with its noise, a later one with what the step before it left;
+// committed actions are what their mode says.
 absl::Status DeviceModel::LoadLatents(const StepPlan& plan, const TensorView& x) {
   const ActionHeadSpec& head = model_.spec().head;
   const size_t floats = size_t{head.horizon} * head.width;
@@ -137,23 +162,27 @@ absl::Status DeviceModel::LoadLatents(const StepPlan& plan, const TensorView& x)
   for (size_t i = 0; i < plan.flows.size(); ++i) {
     const FlowItem& item = plan.flows[i];
     const auto begin = static_cast<int64_t>(i) * head.horizon;
-    const TensorView to = x.Rows(begin, begin + head.horizon);
+    const uint32_t delay = Delay(head, item);
+    if (delay > head.horizon || (item.input != nullptr && !item.input->noise.empty() &&
+                                 item.input->noise.size() < (item.sample + 1) * floats)) {
+      return absl::InternalError("a flow's noise or its committed actions do not fit its model");
+    }
     if (item.index > 0) {
-      RETURN_IF_ERROR(stream_.Copy(to, Latent(item.slot)));
-      continue;
+      RETURN_IF_ERROR(stream_.Copy(x.Rows(begin, begin + head.horizon), Latent(item.slot)));
     }
-    float* const noise = staged + i * floats;
-    const bool given = item.input != nullptr && !item.input->noise.empty();
-    if (given && item.input->noise.size() < (item.sample + 1) * floats) {
-      return absl::InternalError("a sample has no noise");
+    // The rows that come from the host: all of the first step, else the committed ones.
+    const uint32_t rows = item.index == 0 ? head.horizon : delay;
+    if (rows == 0) continue;
+    float* const out = staged + i * floats;
+    const float t = HasOwnTime(head, item) ? 0 : FlowTime(item);
+    for (size_t k = 0; k < size_t{rows} * head.width; ++k) {
+      const bool committed = k < size_t{delay} * head.width;
+      const float noise = committed && t == 0 ? 0 : NoiseOf(item, floats, k);
+      out[k] = committed ? t * noise + (1 - t) * item.input->committed[k] : noise;
     }
-    if (given) {
-      std::memcpy(noise, item.input->noise.data() + item.sample * floats, floats * sizeof(float));
-    } else {
-      for (size_t k = 0; k < floats; ++k) noise[k] = NormalDraw(item.seed, k);
-    }
-    RETURN_IF_ERROR(stream_.Copy(to, noise_host_->View(DType::kF32, {head.horizon, head.width},
-                                                       i * floats * sizeof(float))));
+    RETURN_IF_ERROR(stream_.Copy(
+        x.Rows(begin, begin + rows),
+        noise_host_->View(DType::kF32, {rows, head.width}, i * floats * sizeof(float))));
   }
   return absl::OkStatus();
 }

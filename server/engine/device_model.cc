@@ -82,7 +82,7 @@ DeviceSizes SizesOf(const ModelSpec& spec, const DeviceModelOptions& options) {
   const size_t rows = size_t{options.max_logit_rows} * spec.head.suffix_rows();
   sizes.meta_words += size_t{options.max_rows} * (spec.state_width > 0 ? 1 + spec.state_width : 0) +
                       11 * (rows + 16) +
-                      options.max_logit_rows * (spec.head.time_width + size_t{32});
+                      options.max_logit_rows * 2 * (spec.head.time_width + size_t{32});
   return sizes;
 }
 
@@ -95,7 +95,10 @@ DeviceModelOptions FitToModel(const ModelSpec& spec, DeviceModelOptions options)
   options.max_rows = std::max(options.max_rows, spec.max_group_rows);
   uint32_t rows = 1;  // of a chunk
   if (spec.head.kind == HeadKind::kFlow) rows = spec.head.suffix_rows();
-  if (spec.head.kind == HeadKind::kOnePass) rows = spec.max_group_rows;
+  if (spec.head.kind == HeadKind::kOnePass) {  // the shortest prompt
+    rows = spec.head.read_rows + spec.head.read_before_end;
+    for (const CameraSpec& camera : spec.cameras) rows += camera.optional ? 0 : spec.vision_tokens;
+  }
   if (rows > 1) {
     options.max_logit_rows =
         std::max(1u, std::min(options.max_logit_rows, options.max_rows / rows));
@@ -285,6 +288,11 @@ void DeviceModel::ReadResults(const StepPlan& plan, StepResult& result) const {
   for (const FlowItem& item : plan.flows) {
     if (item.index + 1 == item.steps) {
       ReadChunk(item.request, item.sample, item.index, chunk++, result);
+      // Inpainting ends a step before flow time 0: what is committed is answered as it is.
+      if (item.input != nullptr) {
+        std::copy(item.input->committed.begin(), item.input->committed.end(),
+                  result.chunks.back().values.begin());
+      }
     } else {
       result.tokens.push_back({item.request, item.sample, item.index, 0});
     }

@@ -15,11 +15,12 @@
 #include "base/status.h"
 #include "model/json_util.h"
 #include "model/safetensors.h"
+#include "model/tensor_source.h"
 #include "tensor/tensor.h"
 
 namespace saccade {
 
-class Checkpoint {
+class Checkpoint final : public TensorSource {
  public:
   // Files are sampled instead of read whole by WeightsFingerprint from this size on.
   static constexpr size_t kFullDigestBytes = 64 << 20;
@@ -34,11 +35,11 @@ class Checkpoint {
   // Another JSON file of the folder (a plain name); nullopt when it does not exist.
   absl::StatusOr<std::optional<Json>> OptionalJson(std::string_view file_name) const;
 
-  bool Has(std::string_view name) const { return shard_of_.find(name) != shard_of_.end(); }
+  bool Has(std::string_view name) const override { return shard_of_.find(name) != shard_of_.end(); }
   std::vector<std::string> names() const;  // sorted
   // Read-only host memory, valid as long as the checkpoint. See SafetensorsFile::Tensor for the
   // errors.
-  absl::StatusOr<TensorView> Tensor(std::string_view name) const;
+  absl::StatusOr<TensorView> Tensor(std::string_view name) const override;
   // A weight: F32, BF16 or F16 with exactly these dimensions; else INVALID_ARGUMENT with what is
   // there.
   absl::StatusOr<TensorView> TensorWithShape(std::string_view name,

@@ -26,7 +26,7 @@ std::vector<TensorSpec> DecoderSpec::Tensors() const {
     add(StrCat(layer, "self_attn.q_proj"), {q, h}, TensorUse::kMatrix);
     add(StrCat(layer, "self_attn.k_proj"), {kv, h}, TensorUse::kMatrix);
     add(StrCat(layer, "self_attn.v_proj"), {kv, h}, TensorUse::kMatrix);
-    if (head.empty() && n + 1 == layers) break;  // the last layer only caches
+    if (fills_cache_only() && n + 1 == layers) break;  // the last layer only caches
     add(StrCat(layer, "self_attn.o_proj"), {h, q}, TensorUse::kMatrix);
     add(StrCat(layer, "post_attention_layernorm"), {h}, TensorUse::kVector);
     add(StrCat(layer, "mlp.gate_proj"), {i, h}, TensorUse::kMatrix);
@@ -41,9 +41,9 @@ std::vector<TensorSpec> DecoderSpec::Tensors() const {
     out.push_back({StrCat(state, ".weight"), {h, state_width}, TensorUse::kHead});
     out.push_back({StrCat(state, ".bias"), {h}, TensorUse::kVector});
   }
-  if (head.empty()) return out;
+  if (fills_cache_only()) return out;
   add("norm", {h}, TensorUse::kVector);
-  if (!tied_head()) out.push_back({head, {vocab, h}, TensorUse::kMatrix});
+  if (!head.empty() && !tied_head()) out.push_back({head, {vocab, h}, TensorUse::kMatrix});
   return out;
 }
 
@@ -54,13 +54,13 @@ std::vector<LayerCost> DecoderSpec::LayerCosts() const {
   const uint64_t attention = h * (q + 2 * kv) + q * h;
   const uint64_t all = attention + 3 * h * intermediate;
   std::vector<LayerCost> out(layers, LayerCost{all, all});
-  if (head.empty()) {
+  if (fills_cache_only()) {
     out.back() = {h * (q + 2 * kv), h * (q + 2 * kv)};
     out.push_back({0, 0});
   } else {
     // After the last layer's attention only the rows that are sampled go on.
     out.back().row_weights = attention;
-    out.push_back({uint64_t{vocab} * h, 0});
+    out.push_back({head.empty() ? 0 : uint64_t{vocab} * h, 0});
   }
   for (const Derived& d : derived) {
     out[d.layer].weights += 2 * kv * kv;
@@ -78,7 +78,8 @@ size_t DecoderSpec::WorkspaceBytes(uint32_t rows, uint32_t logit_rows, DType com
   const uint64_t q = uint64_t{heads} * head_dim;
   return ArenaBytes(rows, hidden, DType::kF32) + ArenaBytes(wide, hidden, compute) +
          2 * ArenaBytes(rows, q, compute) + ArenaBytes(wide, intermediate, compute) +
-         ArenaBytes(logit_rows, hidden, DType::kF32) + ArenaBytes(logit_rows, vocab, DType::kF32) +
+         ArenaBytes(logit_rows, hidden, DType::kF32) +
+         (head.empty() ? 0 : ArenaBytes(logit_rows, vocab, DType::kF32)) +
          (derived.empty() ? 0 : ArenaBytes(rows, uint64_t{4} * kv_width(), compute)) +
          (state.empty() ? 0 : ArenaBytes(rows, hidden, DType::kF32));
 }
@@ -100,7 +101,7 @@ absl::StatusOr<DecoderTrunk> DecoderTrunk::Load(WeightLoader& loader, const Deco
     ASSIGN_OR_RETURN(layer.norm1, loader.Vector({part("input_layernorm")}, offset));
     ASSIGN_OR_RETURN(layer.qkv, loader.Linear({part("self_attn.q_proj"), part("self_attn.k_proj"),
                                                part("self_attn.v_proj")}));
-    if (!spec.head.empty() || n + 1 < spec.layers) {
+    if (!spec.fills_cache_only() || n + 1 < spec.layers) {
       ASSIGN_OR_RETURN(layer.o, loader.Linear({part("self_attn.o_proj")}));
       ASSIGN_OR_RETURN(layer.norm2, loader.Vector({part("post_attention_layernorm")}, offset));
       ASSIGN_OR_RETURN(layer.gate_up, loader.Gated(part("mlp.gate_proj"), part("mlp.up_proj")));
@@ -117,8 +118,9 @@ absl::StatusOr<DecoderTrunk> DecoderTrunk::Load(WeightLoader& loader, const Deco
   if (!spec.state.empty()) {
     ASSIGN_OR_RETURN(trunk.state_, loader.WithBias(spec.state, DType::kF32));
   }
-  if (spec.head.empty()) return trunk;
+  if (spec.fills_cache_only()) return trunk;
   ASSIGN_OR_RETURN(trunk.final_norm_, loader.Vector({spec.prefix + "norm.weight"}, offset));
+  if (spec.head.empty()) return trunk;
   ASSIGN_OR_RETURN(trunk.head_, loader.Linear({spec.head}));
   return trunk;
 }
@@ -231,13 +233,16 @@ absl::Status DecoderTrunk::Head(ExecContext& ctx, StageTap& tap, const TrunkBatc
   return PickTokens(ctx, batch, logits);
 }
 
-absl::Status DecoderTrunk::Embed(ExecContext& ctx, const TrunkBatch& batch,
+absl::Status DecoderTrunk::Embed(ExecContext& ctx, const TrunkBatch& batch, const Extra& extra,
                                  const TensorView& x) const {
   const auto table_rows = spec_.vocab + static_cast<int64_t>(spec_.unscaled.size());
   const TensorView table = table_->View(table_dtype_, {table_rows, spec_.hidden});
   RETURN_IF_ERROR(
       ctx.ops.Embed(ctx.stream, table, batch.tokens, batch.token_index, spec_.embedding_scale, x));
   RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, batch.embeddings, batch.embedding_index, x));
+  if (extra.states.data != nullptr) {
+    RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, extra.states, batch.state_index, x));
+  }
   if (spec_.state.empty() || batch.states.rank == 0) return absl::OkStatus();
   const ArenaScope scope(ctx.arena);
   ASSIGN_OR_RETURN(const TensorView states,
@@ -246,13 +251,15 @@ absl::Status DecoderTrunk::Embed(ExecContext& ctx, const TrunkBatch& batch,
   return ctx.ops.GatherRows(ctx.stream, states, batch.state_index, x);
 }
 
-absl::Status DecoderTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const {
+absl::Status DecoderTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch,
+                                   const Extra& extra) const {
   const ArenaScope scope(ctx.arena);
   const int64_t rows = batch.paged.num_rows;
   const int64_t logit_rows = batch.num_logit_rows;
   if (rows == 0) return absl::OkStatus();
-  if (head_ == nullptr && logit_rows != 0) {
-    return absl::InvalidArgumentError("the trunk has no head: nothing can be sampled");
+  if (logit_rows > 0 && head_ == nullptr && extra.hidden.data == nullptr &&
+      batch.layers.Has(spec_.layers)) {
+    return absl::InvalidArgumentError("the trunk has no LM head: there are no logits");
   }
   const LayerRange& run = batch.layers;
   // What a later slice goes on with: laid out alike by every slice.
@@ -273,7 +280,7 @@ absl::Status DecoderTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkB
   s.norm = norm.Rows(0, rows);
 
   if (run.begin == 0) {
-    RETURN_IF_ERROR(Embed(ctx, batch, s.x));
+    RETURN_IF_ERROR(Embed(ctx, batch, extra, s.x));
     RETURN_IF_ERROR(tap.Record("lm.embeds", s.x));
   }
   const uint32_t last = spec_.layers - 1;
@@ -284,14 +291,21 @@ absl::Status DecoderTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkB
   }
   if (run.Has(last)) {
     // After the last layer's K and V only the rows that are sampled matter.
-    const bool tapped = head_ != nullptr && (tap.Wants("lm.final_norm.in") ||
-                                             (last == 0 && tap.Wants("lm.layer0.out")));
+    const bool tapped =
+        !spec_.fills_cache_only() && (tap.Wants("lm.final_norm.in") || tap.Wants("lm.final_norm") ||
+                                      (last == 0 && tap.Wants("lm.layer0.out")));
     RETURN_IF_ERROR(Attend(ctx, tap, last, batch, s, logit_rows == 0 && !tapped));
     if (tapped) {
       ASSIGN_OR_RETURN(const TensorView all, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
       RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, s.x, all));
       if (last == 0) RETURN_IF_ERROR(tap.Record("lm.layer0.out", all));
       RETURN_IF_ERROR(tap.Record("lm.final_norm.in", all));
+      if (tap.Wants("lm.final_norm")) {
+        ASSIGN_OR_RETURN(const TensorView normed, tap.Scratch(DType::kF32, {rows, spec_.hidden}));
+        RETURN_IF_ERROR(
+            ctx.ops.RmsNorm(ctx.stream, all, Gamma(final_norm_), normed, spec_.epsilon));
+        RETURN_IF_ERROR(tap.Record("lm.final_norm", normed));
+      }
     }
   }
   if (logit_rows == 0) return absl::OkStatus();
@@ -301,7 +315,9 @@ absl::Status DecoderTrunk::Forward(ExecContext& ctx, StageTap& tap, const TrunkB
     RETURN_IF_ERROR(ctx.ops.GatherRows(ctx.stream, s.x, batch.logit_rows, sampled));
     RETURN_IF_ERROR(Mlp(ctx, layers_[last], s, sampled, sampled));
   }
-  return run.Has(spec_.layers) ? Head(ctx, tap, batch, s, sampled) : absl::OkStatus();
+  if (!run.Has(spec_.layers)) return absl::OkStatus();
+  if (extra.hidden.data == nullptr) return Head(ctx, tap, batch, s, sampled);
+  return ctx.ops.RmsNorm(ctx.stream, sampled, Gamma(final_norm_), extra.hidden, spec_.epsilon);
 }
 
 }  // namespace saccade

@@ -22,7 +22,10 @@ namespace saccade {
 struct DecoderSpec {
   std::string prefix;  // of the names of layers and final norm, with its dot
   std::string table;   // the embedding table's tensor
-  std::string head;    // the LM head's tensor, maybe `table`; empty: none, the pass fills the cache
+  std::string head;    // the LM head's tensor, maybe `table`; empty: none
+  // Without an LM head: a head of another kind reads the normed rows. Else the pass fills the
+  // cache.
+  bool ends_in_hidden = false;
   uint32_t vocab = 0;  // rows of the embedding table and of the LM head
   uint32_t hidden = 0;
   uint32_t layers = 0;
@@ -48,6 +51,7 @@ struct DecoderSpec {
   };
   std::vector<Derived> derived;
 
+  bool fills_cache_only() const { return head.empty() && !ends_in_hidden; }
   bool tied_head() const { return head == table; }
   uint32_t kv_width() const { return kv_heads * head_dim; }
   uint32_t cache_layers() const { return layers + static_cast<uint32_t>(derived.size()); }
@@ -66,11 +70,20 @@ class DecoderTrunk {
   static absl::StatusOr<DecoderTrunk> Load(WeightLoader& loader, const DecoderSpec& spec);
 
   const DecoderSpec& spec() const { return spec_; }
-  // Stages: lm.embeds, lm.layer0.out, lm.final_norm.in [M, hidden]; lm.logits [R, vocab] (the last
-  // two with a head);
+  // What a model has beside the batch. Both may be empty.
+  struct Extra {
+    TensorView states;  // [S, hidden] F32: row m takes states[state_index[m]]
+    TensorView hidden;  // [R, hidden] F32, out: the normed rows of logit_rows, in place of logits
+  };
+  // Stages: lm.embeds, lm.layer0.out, and where the pass does more than to fill the cache,
+  // lm.final_norm.in, lm.final_norm [M, hidden], and with a head lm.logits [R, vocab];
   // prefill.k.N and prefill.v.N [tokens, kv_heads * head_dim]: the cache so far, for a batch of one
   // sequence.
-  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const;
+  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch,
+                       const Extra& extra) const;
+  absl::Status Forward(ExecContext& ctx, StageTap& tap, const TrunkBatch& batch) const {
+    return Forward(ctx, tap, batch, Extra{});
+  }
 
  private:
   struct Layer {
@@ -86,7 +99,8 @@ class DecoderTrunk {
   DecoderTrunk(const DecoderSpec& spec, DType compute) : spec_(spec), compute_(compute) {}
   absl::Status Attend(ExecContext& ctx, StageTap& tap, uint32_t layer, const TrunkBatch& batch,
                       const Scratch& s, bool append_only) const;
-  absl::Status Embed(ExecContext& ctx, const TrunkBatch& batch, const TensorView& x) const;
+  absl::Status Embed(ExecContext& ctx, const TrunkBatch& batch, const Extra& extra,
+                     const TensorView& x) const;
   // What the cache holds of the rows in layer `n`, through the matrices of its derived layers.
   absl::Status Derive(ExecContext& ctx, StageTap& tap, uint32_t n, const TrunkBatch& batch,
                       const Scratch& s) const;

@@ -71,9 +71,14 @@ std::vector<LayerCost> ExpertSpec::LayerCosts() const {
   return out;
 }
 
+namespace {
+// Flow times of so many items: of each its own, and that of its committed actions.
+uint64_t Times(uint32_t items) { return uint64_t{2} * items; }
+}  // namespace
+
 size_t ExpertSpec::ParkingBytes(uint32_t items) const {
   return ArenaBytes(uint64_t{items} * rows(), hidden, DType::kF32) +
-         (adaptive ? ArenaBytes(items, hidden, DType::kF32) : 0);
+         (adaptive ? ArenaBytes(Times(items), hidden, DType::kF32) : 0);
 }
 
 size_t ExpertSpec::WorkspaceBytes(uint32_t items, DType compute) const {
@@ -84,10 +89,10 @@ size_t ExpertSpec::WorkspaceBytes(uint32_t items, DType compute) const {
   size_t layer = ArenaBytes(m, hidden, compute) + 2 * ArenaBytes(m, q, compute) +
                  ArenaBytes(m, intermediate, compute);
   if (adaptive) {
-    layer += ArenaBytes(items, uint64_t{3} * hidden, kF32) + ArenaBytes(m, hidden, kF32);
+    layer += ArenaBytes(Times(items), uint64_t{3} * hidden, kF32) + ArenaBytes(m, hidden, kF32);
   }
   const size_t in = ArenaBytes(a, uint64_t{2} * hidden, kF32) + 2 * ArenaBytes(a, hidden, kF32) +
-                    ArenaBytes(items, hidden, kF32);
+                    ArenaBytes(Times(items), hidden, kF32);
   const size_t out = 2 * ArenaBytes(a, hidden, kF32) + ArenaBytes(a, action_width, kF32);
   return ParkingBytes(items) + layer + std::max(in, out);
 }
@@ -272,8 +277,8 @@ absl::Status ActionExpert::Denoise(ExecContext& ctx, StageTap& tap,
   const ArenaScope scope(ctx.arena);
   const int64_t rows = batch.paged.num_rows;
   if (rows == 0) return absl::OkStatus();
-  if (batch.time.dim(0) > batch.num_items) {
-    return absl::InvalidArgumentError("a denoise step has more flow times than samples");
+  if (batch.time.dim(0) > int64_t{2} * batch.num_items) {
+    return absl::InvalidArgumentError("a denoise step has more than two flow times a sample");
   }
   const LayerRange& run = batch.layers;
   // What a later slice goes on with: laid out alike by every slice.

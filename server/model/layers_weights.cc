@@ -58,7 +58,7 @@ int64_t TensorSpec::numel() const {
   return n;
 }
 
-std::vector<std::string> CheckTensors(const Checkpoint& checkpoint,
+std::vector<std::string> CheckTensors(const TensorSource& checkpoint,
                                       std::span<const TensorSpec> specs) {
   std::vector<std::string> problems;
   for (const TensorSpec& spec : specs) {
@@ -83,7 +83,8 @@ std::vector<std::string> CheckTensors(const Checkpoint& checkpoint,
   return problems;
 }
 
-size_t TensorBytes(const Checkpoint& checkpoint, std::span<const TensorSpec> specs, DType compute) {
+size_t TensorBytes(const TensorSource& checkpoint, std::span<const TensorSpec> specs,
+                   DType compute) {
   size_t bytes = 0;
   for (const TensorSpec& spec : specs) {
     size_t size = sizeof(float);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model/checkpoint.h"
+#include "model/tensor_source.h"
 #include "tensor/backend.h"
 
 namespace saccade {
@@ -35,11 +35,12 @@ struct TensorSpec {
 
 // One line per tensor of `specs` that is absent, mis-shaped or not a floating-point tensor; empty
 // when all are as expected.
-std::vector<std::string> CheckTensors(const Checkpoint& checkpoint,
+std::vector<std::string> CheckTensors(const TensorSource& checkpoint,
                                       std::span<const TensorSpec> specs);
 
 // Device bytes of `specs` without the padding a backend may add.
-size_t TensorBytes(const Checkpoint& checkpoint, std::span<const TensorSpec> specs, DType compute);
+size_t TensorBytes(const TensorSource& checkpoint, std::span<const TensorSpec> specs,
+                   DType compute);
 
 // y = x W^T + bias.
 struct LinearLayer {
@@ -48,12 +49,13 @@ struct LinearLayer {
   LinearArgs Args(const TensorView& x, const TensorView& y) const;
 };
 
-// Moves tensors of one checkpoint to one backend, converting to the type each use wants. Shapes
-// were checked before (CheckTensors); a name that is absent is an error here too.
+// Moves tensors of one checkpoint, or of files beside it, to one backend, converting to the type
+// each use wants. Shapes were checked before (CheckTensors); a name that is absent is an error here
+// too.
 class WeightLoader {
  public:
   // All three must outlive the loader; what it returns must not outlive `backend`.
-  WeightLoader(const Checkpoint& checkpoint, Backend& backend, Stream& stream, DType compute)
+  WeightLoader(const TensorSource& checkpoint, Backend& backend, Stream& stream, DType compute)
       : checkpoint_(checkpoint), backend_(backend), stream_(stream), compute_(compute) {}
 
   DType compute() const { return compute_; }
@@ -93,7 +95,7 @@ class WeightLoader {
   absl::StatusOr<std::unique_ptr<Buffer>> Values(std::span<const std::string> names, float offset);
   absl::StatusOr<std::unique_ptr<Buffer>> UploadValues(std::vector<float>& values);
 
-  const Checkpoint& checkpoint_;
+  const TensorSource& checkpoint_;
   Backend& backend_;
   Stream& stream_;
   DType compute_;

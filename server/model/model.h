@@ -12,6 +12,7 @@
 
 #include "base/digest.h"
 #include "base/modality.h"
+#include "base/policy.h"
 #include "base/status.h"
 #include "model/model_image.h"
 #include "model/tokenizer.h"
@@ -102,7 +103,7 @@ struct ModelSpec {
   // the trunk is its head, which runs only where logits are needed.
   std::vector<LayerCost> vision_layers;
   std::vector<LayerCost> trunk_layers;
-  std::vector<int32_t> stop_tokens;  // that end a text the model writes
+  std::vector<int32_t> stop_tokens;  // that end a text the model writes, and FAST actions
   uint64_t parameters = 0;
   size_t weight_bytes = 0;  // on the device
 };
@@ -210,7 +211,8 @@ struct DenoiseBatch {
   TensorView suffix_pos;    // [M] I32: 0, 1, ... in its item
   TensorView x;             // [A, width] F32: the latents at the step's time, and after it
   TensorView states;        // [items, state_width] F32, normalised
-  TensorView time;          // [T, time_width] F32: embeddings of the batch's flow times
+  TensorView time;          // [T, time_width] F32: embeddings of the batch's flow times, T at most
+                            // 2 * items: each item's own, and that of its committed actions
   TensorView dt;            // [T, 1] F32: what a latent at that time moves by, times its velocity
   TensorView action_time;   // [A] I32: row of `time` of each action
   TensorView row_action;    // [M] I32: row of `x`; < 0: a state row
@@ -281,7 +283,8 @@ class Model {
     (void)t;
     (void)out;
   }
-  // kTokens: `tokens` are exactly action_dim ids. An id outside the action range: kFail -> INTERNAL
+  // kTokens: `tokens` are exactly action_dim ids, or, where the spec has max_action_tokens but no
+  // fixed number, an answer up to a stop token. An id outside the action range: kFail -> INTERNAL
   // with kInvalidActionToken; kClamp -> the reference's clamping.
   virtual absl::StatusOr<ActionChunk> DecodeActions(std::span<const int32_t> tokens,
                                                     std::string_view statistics_key,
@@ -310,19 +313,32 @@ class Model {
 
 class Checkpoint;
 
+// What no file of an OpenVLA-OFT folder says: its code had these as constants.
+struct OftOptions {
+  OftPlatform platform = OftPlatform::kAuto;
+  uint32_t chunk = 0;                // actions of a chunk; 0: the platform's
+  std::vector<std::string> cameras;  // names, in the order of training; empty: the platform's
+  bool use_heads = true;  // false: tokens and no state, whatever lies beside the checkpoint
+};
+
 struct ModelOptions {
   DType compute = DType::kF32;  // F32 or BF16
   uint32_t block_tokens = 16;   // of the K/V layout
+  // Of chunks that are made of tokens.
+  InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
+  std::optional<OftOptions> oft;  // the folder is OpenVLA-OFT's, whatever files it has
 };
 
 // One table in families/families.cc; no registration at static initialisation.
 struct Family {
   std::string_view name;
-  bool (*matches)(const Checkpoint&);
+  bool (*matches)(const Checkpoint&, const ModelOptions&);
   absl::StatusOr<std::unique_ptr<Model>> (*load)(const Checkpoint&, Backend&, const ModelOptions&);
 };
 std::span<const Family> Families();
-// Finds the family of the folder and loads it; NOT_FOUND lists the known families.
+// The family of the folder; NOT_FOUND lists the known ones.
+absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint, const ModelOptions& options);
+// Finds it and loads the folder.
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const Checkpoint& checkpoint, Backend& backend,
                                                  const ModelOptions& options);
 

@@ -367,6 +367,9 @@ absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target&
       return InvalidField(Path(prefix, "flow_steps"), "the model does not denoise");
     }
     if (act.noise_size() > 0) return InvalidField(Path(prefix, "noise"), "the model takes none");
+    if (act.has_committed()) {
+      return InvalidField(Path(prefix, "committed"), "the model does not denoise");
+    }
     return nullptr;
   }
   if (fields.temperature != 0) {
@@ -386,7 +389,42 @@ absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target&
       return InvalidField(Path(prefix, "noise"), "holds NaN or Inf");
     }
   }
+  RETURN_IF_ERROR(ReadCommitted(target, act.committed(), Path(prefix, "committed"), flow));
   return std::make_shared<const FlowInput>(std::move(flow));
+}
+
+absl::Status Serving::ReadCommitted(const Target& target, const v1::CommittedActions& committed,
+                                    const std::string& prefix, FlowInput& flow) {
+  const ActionHeadSpec& head = target.model->model->spec().head;
+  const auto values = static_cast<uint32_t>(committed.normalized_size());
+  const uint32_t dim = target.statistics->action_dim;
+  const std::string field = Path(prefix, "normalized");
+  if (values % dim != 0 || values / dim >= head.horizon) {
+    return InvalidField(field, StrCat("has ", values, " values, expected a multiple of ", dim,
+                                      " below ", head.horizon * dim));
+  }
+  if (!std::all_of(committed.normalized().begin(), committed.normalized().end(),
+                   [](float v) { return std::isfinite(v); })) {
+    return InvalidField(field, "holds NaN or Inf");
+  }
+  switch (committed.mode()) {
+    case v1::COMMIT_MODE_UNSPECIFIED:
+    case v1::COMMIT_MODE_INPAINT:
+      flow.commit_mode = CommitMode::kInpaint;
+      break;
+    case v1::COMMIT_MODE_PER_ACTION_TIME:
+      flow.commit_mode = CommitMode::kPerActionTime;
+      break;
+    default:
+      return InvalidField(Path(prefix, "mode"), "is none that this server knows");
+  }
+  // Places of an action that the robot does not have are 0, as in training.
+  flow.committed.assign(size_t{values / dim} * head.width, 0.0F);
+  for (uint32_t k = 0; k < values; ++k) {
+    flow.committed[size_t{k / dim} * head.width + k % dim] =
+        committed.normalized(static_cast<int>(k));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& target,

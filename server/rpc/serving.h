@@ -154,6 +154,8 @@ class Serving {
                                                                    const ActFields& fields,
                                                                    const Observation& observation,
                                                                    std::string_view prefix);
+  static absl::Status ReadCommitted(const Target& target, const v1::CommittedActions& committed,
+                                    const std::string& prefix, FlowInput& flow);
   static absl::Status CheckFrame(const v1::VisionFrame& frame, std::string_view prefix);
   // When a request must be answered: its own or its class's deadline, within the call's.
   static TimePoint DeadlineOf(const LatencyClass& latency, const ActFields& fields,

@@ -1,7 +1,6 @@
 #include "rpc/session_core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/logging.h"
@@ -54,21 +53,6 @@ class SessionCore::Flight final : public ResponseSink {
   const std::shared_ptr<SessionCore> core_;
   const ActInfo info_;
   const bool stream_tokens_;
-};
-
-// A prefix in the engine.
-class SessionCore::RefreshFlight final : public ResponseSink {
- public:
-  RefreshFlight(std::shared_ptr<SessionCore> core, std::shared_ptr<const Observation> prefix)
-      : core_(std::move(core)), prefix_(std::move(prefix)) {}
-  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
-  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
-    core_->OnRefreshed(prefix_, result.ok());
-  }
-
- private:
-  const std::shared_ptr<SessionCore> core_;
-  const std::shared_ptr<const Observation> prefix_;
 };
 
 SessionCore::SessionCore(std::shared_ptr<Serving> service, SessionLease lease,
@@ -394,108 +378,6 @@ absl::Status SessionCore::HandleCancel(const v1::Cancel& cancel) {
   }
   for (const RequestId id : requests) service_->engine().Cancel(id);
   return absl::OkStatus();
-}
-
-// ------------------------------------------------------------------------------------------------
-// vision at its own rate, and acts at the server's
-
-void SessionCore::Refresh(TimePoint now) {
-  if (!refresh_class_ || refreshing_) return;
-  const absl::StatusOr<std::shared_ptr<const Observation>> prefix = session_->SnapshotPrefix();
-  if (!prefix.ok() || *prefix == nullptr) return;  // something is missing yet; or nothing is new
-  ActRequest request;
-  request.session = id_;
-  request.model = target_.model->id;
-  request.klass = *refresh_class_;
-  request.arrival = now;
-  request.timeline = (*prefix)->timeline;
-  request.statistics_key = target_.statistics->key;
-  request.prefix_only = true;
-  request.frame_captured = (*prefix)->oldest_captured;
-  request.sink = std::make_shared<RefreshFlight>(shared_from_this(), *prefix);
-  refreshing_ = true;
-  if (!service_->engine().Submit(std::move(request)).ok()) refreshing_ = false;
-}
-
-void SessionCore::OnRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
-  {
-    const std::lock_guard lock(mu_);
-    refreshed_ = {prefix, ok};
-    if (port_ == nullptr || handling_) return;
-    handling_ = true;
-  }
-  // Not here: this is a turn of the engine.
-  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
-                           [self = shared_from_this()] { self->HandleInbox(false); });
-}
-
-void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
-  refreshing_ = false;
-  if (ok) session_->CommitPrefix(prefix);
-  Refresh(service_->clock().Now());  // of what has come meanwhile
-}
-
-absl::Status SessionCore::HandlePush(const v1::Push& push) {
-  constexpr double kSlowest = 0.1;
-  constexpr double kFastest = 200;
-  const LimitsConfig& limits = service_->settings()->config.limits;
-  const double fastest = std::min(kFastest, limits.acts_per_s);
-  // Written so that NaN fails.
-  if (push.hz() != 0 && !(push.hz() >= kSlowest && push.hz() <= fastest)) {
-    return InvalidField("push.hz", StrCat("must be 0 or from ", kSlowest, " to ", fastest));
-  }
-  RETURN_IF_ERROR(ReadActFields(push.act(), limits.max_samples, "push.act").status());
-  RETURN_IF_ERROR(
-      service_->FindClass(push.act().latency_class(), target_.klass, "push.act.latency_class")
-          .status());
-  if (push_timer_ != 0) service_->ticker().Stop(std::exchange(push_timer_, 0));
-  if (push.hz() == 0) return absl::OkStatus();
-  push_act_ = push.act();
-  push_last_ok_ = true;
-  push_timer_ = service_->ticker().Start(Micros(std::llround(1e6 / push.hz())),
-                                         [weak = weak_from_this()](TimePoint due) {
-                                           const std::shared_ptr<SessionCore> core = weak.lock();
-                                           if (core == nullptr) return false;
-                                           core->OnPush(due);
-                                           return true;
-                                         });
-  return absl::OkStatus();
-}
-
-void SessionCore::OnPush(TimePoint due) {
-  {
-    const std::lock_guard lock(mu_);
-    if (port_ == nullptr || cancelled_ || closing_ || dropped_ || reads_done_ || push_open_) return;
-    push_due_ = due;
-    if (handling_) return;
-    handling_ = true;
-  }
-  HandleInbox(/*may_decode=*/false);
-}
-
-void SessionCore::PushAct(TimePoint due) {
-  if (push_timer_ == 0) return;  // stopped meanwhile
-  const v1::ActRequest act = push_act_;
-  push_act_.set_id(act.id() + 1);
-  {
-    const std::lock_guard lock(mu_);
-    push_id_ = act.id();
-    push_open_ = true;
-  }
-  const absl::Status status = SubmitAct(act, due);
-  if (status.ok()) {
-    push_last_ok_ = true;
-    return;
-  }
-  {
-    const std::lock_guard lock(mu_);
-    push_open_ = false;
-  }
-  const Reason reason = GetErrorInfo(status).reason;
-  const bool told = !push_last_ok_ && push_last_reason_ == reason;
-  push_last_ok_ = false;
-  push_last_reason_ = reason;
-  if (!told) RefuseAct(act, status);
 }
 
 void SessionCore::OnReadsDone() {

@@ -68,10 +68,25 @@ struct TrunkItem {
   std::shared_ptr<TapSink> tap;
 };
 
+// How a chunk goes on with actions that are committed already, its first ones (real-time chunking).
+// With x_t the latents at flow time t, 1: noise, 0: actions:
+enum class CommitMode : uint8_t {
+  // Before every step x_t = t * noise + (1 - t) * action for them (inpainting of a frozen prefix).
+  kInpaint,
+  // They are at flow time 0 throughout, whatever the time of the others, as a model that was
+  // trained
+  // so expects. Source of both: Black et al., "Real-Time Execution of Action Chunking Flow
+  // Policies"
+  // (2025), and "Training-Time Action Conditioning for Efficient Real-Time Chunking" (2025).
+  kPerActionTime,
+};
+
 // What a denoised answer is made from beside its prompt. Immutable, shared by its samples.
 struct FlowInput {
-  std::vector<float> state;  // [state_width], normalised; of a head with a state row
-  std::vector<float> noise;  // [samples, horizon, width]; empty: from the seed
+  std::vector<float> state{};      // [state_width], normalised; of a head with a state row
+  std::vector<float> noise{};      // [samples, horizon, width]; empty: from the seed
+  std::vector<float> committed{};  // [delay, width], normalised; the answer begins with them
+  CommitMode commit_mode = CommitMode::kInpaint;
 };
 
 // One denoise step of one sample, over the K/V of its whole prompt. What it makes stays in the

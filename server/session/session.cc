@@ -263,7 +263,8 @@ absl::StatusOr<std::shared_ptr<const Timeline>> Session::BuildTimeline(const Vie
   RETURN_IF_ERROR(AddPrompt(view.prompt, spec, frame_of, normalized_, builder, part));
   std::shared_ptr<const Timeline> timeline = builder.Build();
   const uint64_t tokens = timeline->num_tokens();
-  uint64_t answer = spec.head.suffix_rows();
+  uint64_t answer = 0;  // of one pass: its places are in the prompt
+  if (spec.head.kind == HeadKind::kFlow) answer = spec.head.suffix_rows();
   if (spec.head.kind == HeadKind::kTokens) {
     answer = spec.head.stop_tokens.empty() ? uint64_t{params_.action_dim} * model().action_steps
                                            : spec.max_action_tokens;

@@ -1,8 +1,8 @@
 // Any bytes are the texts of a flow policy's folder beside real weights, statistics and tokenizer,
 // separated by a byte that no text has: config.json, policy_preprocessor.json,
 // policy_postprocessor.json, tiny_dims.json and the config.json of the VLM. The first byte says
-// whose weights: SmolVLA's, pi0's or pi0.5's. Refused, or described with every size known when
-// nothing speaks against it.
+// whose weights: SmolVLA's, pi0's, pi0.5's or pi0-FAST's. Refused, or described with every size
+// known when nothing speaks against it.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr char kSeparator = '\xff';
 constexpr std::array<std::string_view, 5> kFiles = {"config.json", "policy_preprocessor.json",
                                                     "policy_postprocessor.json", "tiny_dims.json",
                                                     "vlm/config.json"};
-constexpr std::array<std::string_view, 3> kPolicies = {"smolvla", "pi0", "pi05"};
+constexpr std::array<std::string_view, 4> kPolicies = {"smolvla", "pi0", "pi05", "pi0_fast"};
 
 // In memory where there is such a place; gone with the process.
 class Folder {
@@ -39,7 +39,8 @@ class Folder {
     fs::create_directory(path_ / "vlm");
     for (const auto& file : fs::recursive_directory_iterator(from)) {
       const fs::path relative = file.path().lexically_relative(from);
-      if (file.path().extension() != ".safetensors" && file.path().filename() != "tokenizer.json") {
+      if (file.path().extension() != ".safetensors" && file.path().filename() != "tokenizer.json" &&
+          file.path().filename() != "processor_config.json") {
         continue;
       }
       fs::create_directories((path_ / relative).parent_path());
@@ -65,8 +66,8 @@ class Folder {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::array<Folder, 3> folders = {Folder(kPolicies[0]), Folder(kPolicies[1]),
-                                                Folder(kPolicies[2])};
+  static const std::array<Folder, 4> folders = {Folder(kPolicies[0]), Folder(kPolicies[1]),
+                                                Folder(kPolicies[2]), Folder(kPolicies[3])};
   if (size == 0) return 0;
   const Folder& folder = folders[data[0] % folders.size()];
   folder.Write({reinterpret_cast<const char*>(data) + 1, size - 1});
@@ -80,8 +81,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const saccade::ModelSpec& spec = description->spec;
   if (!description->known_sizes || description->towers.empty() || description->memory.empty() ||
       spec.statistics.empty() || spec.vision_tokens == 0 || spec.cameras.empty() ||
-      spec.head.horizon == 0 || spec.head.steps == 0 || spec.state_dim == 0 ||
-      spec.state_dim > spec.state_width || spec.kv.head_dim % 2 != 0) {
+      (spec.head.kind == saccade::HeadKind::kFlow ? spec.head.horizon : spec.max_action_tokens) ==
+          0 ||
+      spec.state_dim == 0 || spec.state_dim > spec.state_width || spec.kv.head_dim % 2 != 0) {
     std::abort();
   }
   return 0;

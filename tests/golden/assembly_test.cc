@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
+#include "memory_plan.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -44,6 +45,36 @@ TEST(Assembly, DefaultsAgree) {
   EXPECT_EQ(options.ageing_share, scheduler.ageing_share);
   EXPECT_EQ(options.probe_after, engine.probe_after);
   EXPECT_EQ(options.probe_after, scheduler.probe_after);
+}
+
+// What a folder's headers say beforehand is what the model then takes, also of one whose prompts
+// must fit a step and whose head reads many rows; and what no file says reaches it.
+TEST(Assembly, MemoryPlanOfAHeadThatReadsThePrompt) {
+  Config config;
+  config.backends = {RefBackendConfig(false)};
+  config.scheduler.step_ceiling_ms = 5;
+  ModelConfig& model = config.models.emplace_back();
+  model.name = "oft";
+  model.path = DataDir() + "/variants/oft_three/checkpoint";
+  model.kv.blocks = 64;
+  model.oft = OftConfig{OftPlatform::kAuto, 6, {}};
+  const absl::StatusOr<ModelMemory> plan = PlanModel(config, model, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const absl::StatusOr<LoadedModel> loaded =
+      LoadFrom(model.path, config.backends[0], DType::kF32, OftOptions{OftPlatform::kAloha, 6, {}});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const Model& m = *loaded->model;
+  EXPECT_EQ(m.spec().cameras.size(), 3U);
+  // 2048 rows, since a prompt of any length must run at once; each chunk takes 3 * 16 + 84 + 2.
+  const uint32_t frames = config.scheduler.max_batch_frames;
+  const uint32_t rows = m.spec().max_positions;
+  const uint32_t read = rows / (3 * 16 + 84 + 2) * 84;
+  EXPECT_EQ(plan->device.scratch,
+            m.WorkspaceBytes(frames, rows, read) +
+                ParkingPlaces(ToClasses(config)) * m.ParkingBytes(frames, rows, read));
+  // Weights are told without the padding of a backend.
+  EXPECT_LE(plan->weights, m.spec().weight_bytes);
+  EXPECT_GE(plan->weights * 5 / 4, m.spec().weight_bytes);
 }
 
 // The scheduler refuses them by name: they came all the way.

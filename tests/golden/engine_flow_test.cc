@@ -18,6 +18,7 @@
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
 #include "session/prompt_timeline.h"
+#include "tests/golden/support/flow_runner.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -70,7 +71,20 @@ struct Ask {
   uint64_t seed = 0;
   bool golden_noise = false;
   bool prefix_only = false;
+  uint32_t delay = 0;  // actions that are committed: of CommittedOf
+  CommitMode mode = CommitMode::kInpaint;
 };
+
+// [delay, 32] normalised actions of a 6-dimensional robot.
+std::vector<float> CommittedOf(uint32_t delay) {
+  std::vector<float> committed(size_t{delay} * 32, 0.0F);
+  for (uint32_t a = 0; a < delay; ++a) {
+    for (uint32_t d = 0; d < 6; ++d) {
+      committed[size_t{a} * 32 + d] = 0.25F * static_cast<float>(a) - 0.1F * static_cast<float>(d);
+    }
+  }
+  return committed;
+}
 
 class Served {
  public:
@@ -150,7 +164,10 @@ class Served {
     request.seed = ask.seed;
     request.flow_steps = ask.steps;
     request.prefix_only = ask.prefix_only;
-    FlowInput flow{*normalized, {}};
+    FlowInput flow;
+    flow.state = *normalized;
+    flow.committed = CommittedOf(ask.delay);
+    flow.commit_mode = ask.mode;
     if (ask.golden_noise) flow.noise = Floats(ask.policy, "noise");
     request.flow = std::make_shared<const FlowInput>(std::move(flow));
     auto sink = std::make_shared<CollectSink>();
@@ -169,6 +186,17 @@ class Served {
     const TensorView view = golden_[policy].Tensor(name).value();
     const auto* values = view.As<const float>();
     return {values, values + view.numel()};
+  }
+  ModelImage Picture(const Ask& ask, uint32_t camera, const Model& model) const {
+    const TensorView image =
+        golden_[ask.policy].Tensor(kPolicies[ask.policy].images[camera]).value();
+    std::vector<uint8_t> bytes(image.As<const uint8_t>(),
+                               image.As<const uint8_t>() + image.numel());
+    for (size_t i = 0; i < bytes.size() && ask.picture != 0; ++i) {
+      bytes[i] = static_cast<uint8_t>(bytes[i] + i * static_cast<size_t>(ask.picture) * 7);
+    }
+    PixelRows rows(static_cast<uint32_t>(image.dim(1)), static_cast<uint32_t>(image.dim(0)), bytes);
+    return model.Preprocess(camera, rows).value();
   }
   Engine& engine() { return *engine_; }
   // Work of steps since the last call.
@@ -189,15 +217,7 @@ class Served {
   ContentRef FrameOf(const Ask& ask, uint32_t camera, const Model& model) {
     const auto key = std::tuple(ask.policy, ask.picture, camera);
     if (const auto it = frames_.find(key); it != frames_.end()) return it->second;
-    const TensorView image =
-        golden_[ask.policy].Tensor(kPolicies[ask.policy].images[camera]).value();
-    std::vector<uint8_t> bytes(image.As<const uint8_t>(),
-                               image.As<const uint8_t>() + image.numel());
-    for (size_t i = 0; i < bytes.size() && ask.picture != 0; ++i) {
-      bytes[i] = static_cast<uint8_t>(bytes[i] + i * static_cast<size_t>(ask.picture) * 7);
-    }
-    PixelRows rows(static_cast<uint32_t>(image.dim(1)), static_cast<uint32_t>(image.dim(0)), bytes);
-    ModelImage pixels = model.Preprocess(camera, rows).value();
+    ModelImage pixels = Picture(ask, camera, model);
     auto content = std::make_shared<Content>();
     content->width = pixels.width;
     content->height = pixels.height;
@@ -212,7 +232,6 @@ class Served {
   std::unique_ptr<Engine> engine_;
   uint64_t seen_ = 0;
 };
-
 double Farthest(const std::vector<double>& got, const std::vector<float>& want) {
   EXPECT_EQ(got.size(), want.size());
   double farthest = got.size() == want.size() ? 0 : HUGE_VAL;
@@ -260,6 +279,8 @@ std::vector<Ask> Mix() {
     ask.state = static_cast<float>(i % 3) * 0.125F;
     ask.steps = i % 2 == 0 ? 0 : static_cast<uint32_t>(1 + i % 6);
     ask.samples = i % 6 == 5 ? 4 : 1;
+    ask.delay = static_cast<uint32_t>(i % 4);
+    ask.mode = i % 8 < 4 ? CommitMode::kInpaint : CommitMode::kPerActionTime;
     ask.seed = static_cast<uint64_t>(i) * 77;
     asks.push_back(ask);
   }
@@ -291,6 +312,68 @@ TEST(EngineFlow, AnyMixIsSolo) {
       }
       EXPECT_TRUE(served.engine().CheckInvariants().ok());
     }
+  }
+}
+
+// Real-time chunking against the published formulas, step by step on the host.
+TEST(EngineFlow, ChunksGoOnFromCommittedActions) {
+  Served served({});
+  for (size_t policy = 0; policy < kPolicies.size(); ++policy) {
+    SCOPED_TRACE(kPolicies[policy].name);
+    const std::string dir = DataDir() + "/" + kPolicies[policy].name;
+    const LoadedModel loaded =
+        LoadFrom(dir + "/checkpoint", RefBackendConfig(false), DType::kF32).value();
+    const Model& model = *loaded.model;
+    const ActionHeadSpec& head = model.spec().head;
+    const auto runner = FlowRunner::Create(*loaded.backend, model, {}).value();
+    const std::vector<float> state =
+        model.NormalizeState(served.Floats(policy, "state_raw"), "").value();
+    PromptInput input;
+    input.instruction = kPolicies[policy].task;
+    input.state = state;
+    if (policy > 0) input.missing_cameras = 4;
+    runner->Start(0, model.BuildPrompt(input).value(), state);
+    std::vector<ModelImage> images;
+    for (uint32_t camera = 0; camera < 2; ++camera) {
+      images.push_back(served.Picture({.policy = policy}, camera, model));
+    }
+    const std::vector<FlowRunner::Frame> frames = {{0, 0, &images[0]}, {0, 1, &images[1]}};
+    ASSERT_TRUE(runner->Encode(frames).ok());
+    const uint32_t sequence = 0;
+    ASSERT_TRUE(runner->Prefill(std::span(&sequence, 1)).ok());
+    for (const CommitMode mode : {CommitMode::kInpaint, CommitMode::kPerActionTime}) {
+      for (const uint32_t delay : {1u, 4u, 9u}) {
+        const std::vector<float> committed = CommittedOf(delay);
+        const std::vector<float> noise = served.Floats(policy, "noise");
+        std::vector<float> x = noise;
+        const auto put = [&](float t) {  // x_t = t * noise + (1 - t) * action
+          for (size_t k = 0; k < committed.size(); ++k) {
+            x[k] = t * noise[k] + (1 - t) * committed[k];
+          }
+        };
+        const uint32_t steps = head.steps;
+        for (uint32_t i = 0; i < steps; ++i) {
+          const auto t = static_cast<float>(1.0 + i * (-1.0 / steps));
+          put(mode == CommitMode::kInpaint ? t : 0);
+          FlowRunner::Item item{0, &x, t, static_cast<float>(-1.0 / steps)};
+          if (mode == CommitMode::kPerActionTime) item.frozen = delay;
+          ASSERT_TRUE(runner->Denoise(std::span(&item, 1)).ok());
+        }
+        put(0);
+        const std::vector<double> expected = model.FinishActions(x, "", {}).value().values;
+        const auto values =
+            served.Values({.policy = policy, .golden_noise = true, .delay = delay, .mode = mode});
+        ASSERT_EQ(values.size(), 1u);
+        EXPECT_LE(Farthest(values[0], {expected.begin(), expected.end()}), 1e-5) << delay;
+      }
+    }
+    // Each says something of its own.
+    const auto alone = served.Values({.policy = policy, .golden_noise = true});
+    const auto inpainted = served.Values({.policy = policy, .golden_noise = true, .delay = 4});
+    const auto timed = served.Values(
+        {.policy = policy, .golden_noise = true, .delay = 4, .mode = CommitMode::kPerActionTime});
+    EXPECT_NE(alone, inpainted);
+    EXPECT_NE(inpainted, timed);
   }
 }
 

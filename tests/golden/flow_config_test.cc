@@ -1,6 +1,7 @@
 // What folders of SmolVLA and pi may say, and what is refused by its name.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -136,6 +137,27 @@ TEST(FlowConfig, PiRefusesByName) {
             {"config.json", [](Json& j) { j["num_inference_steps"] = 0; }, {"num_inference_steps"}},
         });
   }
+}
+
+TEST(FlowConfig, PiFastRefusesByName) {
+  const std::string config = "config.json";
+  ExpectRefused("pi0_fast",
+                {
+                    {config, [](Json& j) { j["max_decoding_steps"] = 0; }, {"max_decoding_steps"}},
+                    {config, [](Json& j) { j["fast_skip_tokens"] = -1; }, {"fast_skip_tokens"}},
+                    {"policy_preprocessor.json",
+                     [](Json& j) {
+                       for (Json& step : j["steps"]) {
+                         if (step["registry_name"] == "relative_actions_processor") {
+                           step["config"]["enabled"] = true;
+                         }
+                       }
+                     },
+                     {"relative"}},
+                });
+  const FolderCopy folder(DataDir() + "/pi0_fast/checkpoint");
+  std::filesystem::remove_all(folder.file("fast_tokenizer"));
+  EXPECT_EQ(Read(folder.path()).status().code(), absl::StatusCode::kNotFound);
 }
 
 // Without the file of test checkpoints the variants say how many heads there are.

@@ -48,6 +48,20 @@ VARIANTS = {
                   num_key_value_heads=1),
         vocab=960, pad=0, bins=200, dtype="BF16", picture=(56, 56), instruction="push the button twice",
         dims={"a": 12, "b": 1}),
+    # OpenVLA-OFT: three images, a state, a regression head of three blocks, bounds of min and max, grouped queries
+    "oft_three": dict(
+        towers={DINO: (24, 3, 3, 50, 4), SIGLIP: (20, 2, 2, 37, 0)}, image=56, strategy="resize-naive",
+        llm="llama2-7b-pure", text=dict(hidden_size=40, intermediate_size=75, num_hidden_layers=2, num_attention_heads=6,
+                                        num_key_value_heads=2, head_dim=10),
+        vocab=960 + 37, pad=37, bins=128, dtype="BF16", pictures=[(90, 70), (56, 56), (64, 100)],
+        instruction="fold the Towel", dims={"aloha": 14}, chunk=6, state=14, head=(48, 3), bounds=("min", "max")),
+    # without a head: the answer is ids; one tower, a tied head, one image, no state
+    "oft_tokens": dict(
+        towers={SIGLIP: (44, 4, 3, 90, 0)}, image=56, strategy="letterbox", llm="llama2-7b-pure",
+        text=dict(hidden_size=36, intermediate_size=52, num_hidden_layers=1, num_attention_heads=3,
+                  tie_word_embeddings=True),
+        vocab=960 + 64, pad=64, bins=256, dtype="F32", pictures=[(60, 150)], instruction="open the drawer",
+        dims={"bridge": 7}, chunk=5, state=0, head=None, bounds=("q01", "q99")),
 }
 
 
@@ -193,10 +207,8 @@ class Reference:
         return np.concatenate([(x - np.array(n["mean"], F32)[:, None, None]) / np.array(n["std"], F32)[:, None, None]
                                for n in self.p["tvf_normalize_params"]])
 
-    def run(self, image, ids, actions):
-        """Greedy ids and their logits [actions, vocabulary]."""
-        pixels = self.picture(image)
-        self.stage["pixel_values"] = pixels
+    def vision(self, pixels):
+        """One frame's embeddings."""
         pixels = self.r(pixels)
         features, prefixes = [], ["vision_backbone.featurizer.", "vision_backbone.fused_featurizer."]
         for i, timm_id in enumerate(self.c["timm_model_ids"]):
@@ -210,10 +222,35 @@ class Reference:
             x = self.lin(f"projector.fc{i}", x)
             if i < (3 if fused else 2):
                 x = self.gelu(x)
-        self.stage["vision.projected"] = x
+        return x
+
+    def layer(self, i, h, pos, cache, mask):
+        """One layer of the trunk; `cache` holds the keys and values before these rows, or None."""
+        n, p = len(h), f"language_model.model.layers.{i}."
+        y = self.rms(p + "input_layernorm", h)
+        q = self.rope(self.lin(p + "self_attn.q_proj", y).reshape(n, self.heads, -1), pos)
+        k = self.rope(self.lin(p + "self_attn.k_proj", y).reshape(n, self.kv_heads, -1), pos)
+        v = self.lin(p + "self_attn.v_proj", y).reshape(n, self.kv_heads, -1)
+        if cache is not None:
+            k, v = np.concatenate([cache[0], k]), np.concatenate([cache[1], v])
+        a = self.attend(q, k, v, mask(len(k)))
+        h = self.r(h + self.lin(p + "self_attn.o_proj", a))
+        y = self.rms(p + "post_attention_layernorm", h)
+        g = self.lin(p + "mlp.gate_proj", y)
+        g = self.r(self.r(g / (1 + np.exp(-g))) * self.lin(p + "mlp.up_proj", y))
+        return self.r(h + self.lin(p + "mlp.down_proj", g)), (k, v)
+
+    def embeddings(self):
         table = self.w["language_model.model.embed_tokens.weight"]
         tied = self.c["text_config"].get("tie_word_embeddings", False)
-        head = table if tied else self.w["language_model.lm_head.weight"]
+        return table, table if tied else self.w["language_model.lm_head.weight"]
+
+    def run(self, image, ids, actions):
+        """Greedy ids and their logits [actions, vocabulary]."""
+        self.stage["pixel_values"] = self.picture(image)
+        x = self.vision(self.stage["pixel_values"])
+        self.stage["vision.projected"] = x
+        table, head = self.embeddings()
         h = np.concatenate([table[ids[:1]], x, table[ids[1:]]])
         cache, pos0, out, logits = [None] * self.layers, 0, [], []
         for step in range(actions):
@@ -222,20 +259,8 @@ class Reference:
             if step == 0:
                 self.stage["lm.embeds"] = h
             for i in range(self.layers):
-                p = f"language_model.model.layers.{i}."
-                y = self.rms(p + "input_layernorm", h)
-                q = self.rope(self.lin(p + "self_attn.q_proj", y).reshape(n, self.heads, -1), pos)
-                k = self.rope(self.lin(p + "self_attn.k_proj", y).reshape(n, self.kv_heads, -1), pos)
-                v = self.lin(p + "self_attn.v_proj", y).reshape(n, self.kv_heads, -1)
-                if cache[i] is not None:
-                    k, v = np.concatenate([cache[i][0], k]), np.concatenate([cache[i][1], v])
-                cache[i] = (k, v)
-                a = self.attend(q, k, v, pos[:, None] >= np.arange(len(k))[None])
-                h = self.r(h + self.lin(p + "self_attn.o_proj", a))
-                y = self.rms(p + "post_attention_layernorm", h)
-                g = self.lin(p + "mlp.gate_proj", y)
-                g = self.r(self.r(g / (1 + np.exp(-g))) * self.lin(p + "mlp.up_proj", y))
-                h = self.r(h + self.lin(p + "mlp.down_proj", g))
+                h, cache[i] = self.layer(i, h, pos, cache[i], lambda keys: pos[:, None] >= np.arange(keys)[None])
+                k, v = cache[i]
                 if step == 0:
                     if i == 0:
                         self.stage["lm.layer0.out"] = h
@@ -249,6 +274,50 @@ class Reference:
             pos0 += n
             h = table[out[-1:]]
         return np.array(out), np.stack(logits)
+
+    def ln(self, name, x):
+        d = x - x.mean(-1, keepdims=True)
+        y = d / np.sqrt((d * d).mean(-1, keepdims=True) + F32(1e-5))
+        return self.r(y * self.w[name + ".weight"] + self.w[name + ".bias"])
+
+    def run_oft(self, images, ids, state, chunk, dim):
+        """The normalised chunk [chunk, dim] of OpenVLA-OFT; its ids and logits where it has no head."""
+        pictures = [self.picture(image) for image in images]
+        self.stage["pixel_values"] = np.concatenate(pictures)
+        frames, stages = [], []
+        for picture in pictures:
+            frames.append(self.vision(picture))
+            stages.append({k: v for k, v in self.stage.items() if k != "pixel_values"})
+        self.stage.update({k: np.concatenate([s[k] for s in stages]) for k in stages[0]})
+        x = np.concatenate(frames)
+        self.stage["vision.projected"] = x
+        table, head = self.embeddings()
+        parts = [table[ids[:1]], x]
+        if state is not None:
+            s = self.r(np.asarray(state, F32))[None]
+            s = self.lin("proprio_projector.fc2", self.gelu(self.lin("proprio_projector.fc1", s)))
+            self.stage["proprio.projected"] = s[0]
+            parts.append(s)
+        parts += [table[ids[1:]], np.zeros((chunk * dim, table.shape[1]), F32), table[2:3]]
+        h = np.concatenate(parts)
+        self.stage["lm.embeds"] = h
+        for i in range(self.layers):
+            h, _ = self.layer(i, h, np.arange(len(h)), None, lambda keys: None)
+            if i == 0:
+                self.stage["lm.layer0.out"] = h
+        h = self.rms("language_model.model.norm", h)
+        self.stage["lm.final_norm"] = h
+        h = h[len(h) - 2 - chunk * dim:len(h) - 2]
+        self.stage["actions_hidden_states"] = h
+        p = "action_head.model."
+        if p + "fc1.weight" not in self.w:
+            logits = self.r(h @ head.T)
+            return None, logits.argmax(-1), logits
+        y = np.maximum(self.lin(p + "fc1", self.ln(p + "layer_norm1", h.reshape(chunk, -1))), 0)
+        for i in range(sum(1 for n in self.w if n.startswith(p) and n.endswith(".ffn.1.weight"))):
+            b = f"{p}mlp_resnet_blocks.{i}.ffn."
+            y = self.r(np.maximum(self.lin(b + "1", self.ln(b + "0", y)), 0) + y)
+        return self.lin(p + "fc2", self.ln(p + "layer_norm2", y)), None, None
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -294,6 +363,40 @@ def tensors_of(v, vocab):
     return s
 
 
+def heads_of(v, name):
+    """Weights of what OpenVLA-OFT has beside the checkpoint."""
+    s, hidden = {}, v["text"]["hidden_size"]
+
+    def linear(key, n, k):
+        s[key + ".weight"], s[key + ".bias"] = (n, k), (n,)
+
+    if v["state"]:
+        linear("proprio_projector.fc1", hidden, v["state"])
+        linear("proprio_projector.fc2", hidden, hidden)
+    if v["head"]:
+        width, blocks = v["head"]
+        dim = next(iter(v["dims"].values()))
+        p = "action_head.model."
+        s[p + "layer_norm1.weight"] = s[p + "layer_norm1.bias"] = (dim * hidden,)
+        linear(p + "fc1", width, dim * hidden)
+        for i in range(blocks):
+            b = f"{p}mlp_resnet_blocks.{i}.ffn."
+            s[b + "0.weight"] = s[b + "0.bias"] = (width,)
+            linear(b + "1", width, width)
+        s[p + "layer_norm2.weight"] = s[p + "layer_norm2.bias"] = (width,)
+        linear(p + "fc2", dim, width)
+    out = {}
+    for key, shape in s.items():
+        norm = "layer_norm" in key or key.endswith(("ffn.0.weight", "ffn.0.bias"))
+        std, mean = 0.4 / math.sqrt(max(1, math.prod(shape[1:]))), 0.0
+        if key.endswith(".bias"):
+            std = 0.1
+        elif norm:
+            std, mean = 0.1, 1.0
+        out[key] = bf16(normal(name, key, shape, std, mean))
+    return out
+
+
 def weights_of(v, name):
     out, tied = {}, v["text"].get("tie_word_embeddings")
     for key, shape in tensors_of(v, v["vocab"]).items():
@@ -326,8 +429,7 @@ def test_image(height, width, seed):
     return np.clip(np.rint(image + noise), 0, 255).astype(np.uint8)
 
 
-def write_variant(name, out):
-    from tokenizers import Tokenizer
+def write_checkpoint(name, out):
     v = VARIANTS[name]
     folder = out / "checkpoint"
     shutil.rmtree(out, ignore_errors=True)
@@ -337,8 +439,13 @@ def write_variant(name, out):
     statistics = {}
     for key, dims in v["dims"].items():
         low = np.round(normal(name, key + "low", (dims,), 0.4, -1).astype(float), 6)
-        statistics[key] = {"action": {"q01": low.tolist(), "q99": (low + 1.75).tolist(),
+        below, above = v.get("bounds", ("q01", "q99"))
+        statistics[key] = {"action": {below: low.tolist(), above: (low + 1.75).tolist(),
                                       "mask": [i % 3 != 2 for i in range(dims)]}}
+        if v.get("state"):
+            low = np.round(normal(name, key + "state", (v["state"],), 0.4, -1).astype(float), 6)
+            statistics[key]["proprio"] = {below: low.tolist(), above: (low + 1.25).tolist(),
+                                          "mask": [i % 5 != 4 for i in range(v["state"])]}
     config = dict(
         model_type="openvla", arch_specifier="no-align+gelu-mlp" if len(v["towers"]) == 1 else "no-align+fused-gelu-mlp",
         image_resize_strategy=v["strategy"], image_sizes=[v["image"]] * len(v["towers"]), llm_backbone_id=v["llm"],
@@ -362,15 +469,87 @@ def write_variant(name, out):
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
     weights = weights_of(v, name)
     write_safetensors(folder / "model.safetensors", weights, dict.fromkeys(weights, v["dtype"]) if v["dtype"] == "BF16" else {})
+    return v, folder, statistics, config, processor, weights
 
-    image = test_image(*v["picture"], name)
+
+def write_golden(out, golden, **info):
+    write_safetensors(out / "golden.safetensors", golden, {})
+    info.update(note="computed by make_variant.py in numpy; random weights",
+                tensors={k: [str(x.dtype), list(x.shape)] for k, x in golden.items()})
+    (out / "golden.json").write_text(json.dumps(info, indent=1))
+    print(f"{out}: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.2f} MB")
+
+
+def prompt_ids(v, folder):
+    """As the tokenizer gives them, and with the empty token that every prompt ends with."""
+    from tokenizers import Tokenizer
     around = ("A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
               "and polite answers to the user's questions. USER: What action should the robot take to {}? ASSISTANT:"
               if v["llm"].startswith("vicuna") else "In: What action should the robot take to {}?\nOut:")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     raw = tokenizer.encode(around.format(v["instruction"].lower())).ids
     empty = tokenizer.token_to_id("\u2581")
-    ids = raw + ([] if raw[-1] == empty else [empty])
+    return raw, raw + ([] if raw[-1] == empty else [empty])
+
+
+def bins_of(v, ids):
+    """Indices of the bins of ids, and all centres."""
+    edges = np.linspace(-1, 1, v["bins"])
+    centres = (edges[:-1] + edges[1:]) / 2
+    return np.clip(v["vocab"] - v["pad"] - ids - 1, 0, len(centres) - 1), centres
+
+
+def write_oft_variant(name, out):
+    v, folder, statistics, config, processor, weights = write_checkpoint(name, out)
+    heads = heads_of(v, name)
+    if heads:
+        write_safetensors(folder / "heads.safetensors", heads, dict.fromkeys(heads, "BF16"))
+    raw, ids = prompt_ids(v, folder)
+    images = [test_image(*size, f"{name}{i}") for i, size in enumerate(v["pictures"])]
+    key, dim = next(iter(v["dims"].items()))
+    below, above = v["bounds"]
+    golden = {f"image{i}_u8": image for i, image in enumerate(images)}
+    state = None
+    if v["state"]:
+        s = statistics[key]["proprio"]
+        low, high = np.array(s[below]), np.array(s[above])
+        robot = (low + (high - low) * np.linspace(-0.1, 1.1, len(low))).astype(F32).astype(float)
+        state = np.clip(np.where(s["mask"], 2 * (robot - low) / (high - low + 1e-8) - 1, robot), -1, 1)
+        golden.update({"proprio_raw": robot, "proprio_normalized": state})
+    runs = {}
+    for narrow in (False, True):
+        reference = Reference(config, processor, {**weights, **heads}, narrow)
+        normalized, tokens, logits = reference.run_oft(images, ids, state, v["chunk"], dim)
+        if normalized is None:
+            index, centres = bins_of(v, tokens)
+            normalized = centres[index].reshape(v["chunk"], dim)
+        runs[narrow] = normalized, tokens
+        if not narrow:
+            golden.update({k: np.asarray(x, F32)[None] for k, x in reference.stage.items()})
+            if tokens is not None:
+                top = np.sort(logits, -1)[:, -2:]
+                print("smallest margin", (top[:, 1] - top[:, 0]).min())
+    if runs[False][1] is not None:
+        assert (runs[False][1] == runs[True][1]).all(), "an id depends on rounding: choose another seed"
+        golden["generated_ids"] = runs[False][1]
+    s = statistics[key]["action"]
+    low, high = np.array(s[below]), np.array(s[above])
+    chunk = np.asarray(runs[False][0], float)
+    golden.update({
+        "input_ids_raw": np.array([raw]), "normalized_actions": runs[False][0],
+        "bf16.normalized_actions": runs[True][0],
+        "actions": np.where(s["mask"], 0.5 * (chunk + 1) * (high - low + 1e-8) + low, chunk)})
+    write_golden(out, golden, model="openvla-oft", instruction=v["instruction"], num_images=len(images), chunk=v["chunk"],
+                 platform={"min": "aloha", "q01": "bridge"}[below])
+
+
+def write_variant(name, out):
+    if "chunk" in VARIANTS[name]:
+        write_oft_variant(name, out)
+        return
+    v, folder, statistics, config, processor, weights = write_checkpoint(name, out)
+    image = test_image(*v["picture"], name)
+    raw, ids = prompt_ids(v, folder)
     longest = max(v["dims"].values())
     first = next(iter(v["dims"]))
     count = v["dims"][first]
@@ -378,11 +557,10 @@ def write_variant(name, out):
     tokens, logits = reference.run(image, ids, longest)
     narrow_tokens, narrow = Reference(config, processor, weights, narrow=True).run(image, ids, longest)
     end = v["vocab"] - v["pad"]
-    edges = np.linspace(-1, 1, v["bins"])
-    centres = (edges[:-1] + edges[1:]) / 2
+    centres = bins_of(v, tokens)[1]
 
     def bins(t):
-        return np.clip(end - t - 1, 0, len(centres) - 1)
+        return bins_of(v, t)[0]
 
     def act(key, t):
         s = statistics[key]["action"]
@@ -399,17 +577,12 @@ def write_variant(name, out):
         "bf16.logits.prefill_last": narrow[0], f"bf16.actions.{first}": act(first, narrow_tokens)})
     for key in v["dims"]:
         golden[f"actions.{key}"] = act(key, tokens)
-    write_safetensors(out / "golden.safetensors", golden, {})
-    info = dict(model="openvla", instruction=v["instruction"], strategy=v["strategy"], generated_ids=tokens.tolist(),
-                min_logit_margin=float((top[:, 1] - top[:, 0]).min()),
-                bf16_vs_fp32_last_logits_max_abs=float(np.abs(narrow[0] - logits[0]).max()),
-                note="computed by make_variant.py in numpy; random weights",
-                tensors={k: [str(x.dtype), list(x.shape)] for k, x in golden.items()})
-    (out / "golden.json").write_text(json.dumps(info, indent=1))
-    print(f"{out}: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.2f} MB, ids {tokens.tolist()}, "
-          f"bf16 {narrow_tokens.tolist()}, margin {info['min_logit_margin']:.3f}, "
-          f"bf16 distance {info['bf16_vs_fp32_last_logits_max_abs']:.3f}, action ids "
-          f"{end - v['bins']}..{end - 1}")
+    margin = float((top[:, 1] - top[:, 0]).min())
+    distance = float(np.abs(narrow[0] - logits[0]).max())
+    write_golden(out, golden, model="openvla", instruction=v["instruction"], strategy=v["strategy"],
+                 generated_ids=tokens.tolist(), min_logit_margin=margin, bf16_vs_fp32_last_logits_max_abs=distance)
+    print(f"  ids {tokens.tolist()}, bf16 {narrow_tokens.tolist()}, margin {margin:.3f}, bf16 distance {distance:.3f}, "
+          f"action ids {end - v['bins']}..{end - 1}")
 
 
 def check(folder):
@@ -419,14 +592,37 @@ def check(folder):
     config = json.loads((folder / "checkpoint/config.json").read_text())
     processor = json.loads((folder / "checkpoint/preprocessor_config.json").read_text())
     golden = read_safetensors(folder / "golden.safetensors")
+    heads = folder / "checkpoint/heads.safetensors"
+    if heads.exists():
+        weights.update({k: np.asarray(x, F32) for k, x in read_safetensors(heads).items()})
+    if "image0_u8" in golden:
+        check_oft(golden, config, processor, weights)
+        return
     reference = Reference(config, processor, weights)
     ids = golden["input_ids"][0].tolist()
     tokens, logits = reference.run(golden["image_u8"], ids, len(golden["generated_ids"]))
     reference.stage["lm.logits.prefill_last"] = logits[0]
-    for name, x in sorted(reference.stage.items()):
-        y = golden[name].reshape(np.shape(x))
-        print(f"  {name:24s} {np.abs(x - y).max():.2e} of {np.abs(y).max():.2f}")
+    compare(reference.stage, golden)
     print("  ids equal:", tokens.tolist() == golden["generated_ids"].tolist())
+
+
+def check_oft(golden, config, processor, weights):
+    images = [golden[k] for k in sorted(golden) if k.startswith("image")]
+    ids = golden["input_ids_raw"][0].tolist() + [29871]
+    chunk, dim = golden["normalized_actions"].shape
+    for narrow in (False, True):
+        reference = Reference(config, processor, weights, narrow)
+        reference.stage["normalized_actions"], _, _ = reference.run_oft(
+            images, ids, golden["proprio_normalized"], chunk, dim)
+        print("bf16" if narrow else "f32")
+        compare(reference.stage, golden)
+
+
+def compare(stage, golden):
+    for name, x in sorted(stage.items()):
+        if name in golden:
+            y = golden[name].reshape(np.shape(x))
+            print(f"  {name:24s} {np.abs(x - y).max():.2e} of {np.abs(y).max():.2f}")
 
 
 if __name__ == "__main__":

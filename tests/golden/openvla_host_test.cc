@@ -543,15 +543,6 @@ TEST(Folder, StatisticsThatAreNoNumbers) {
   }
 }
 
-TEST(Folder, OftIsAnotherFamily) {
-  const FolderCopy demo(DemoCheckpoint());
-  demo.Write("action_head--1_checkpoint.pt", "x");
-  const absl::StatusOr<LoadedModel> loaded =
-      LoadFrom(demo.path(), RefBackendConfig(false), DType::kF32);
-  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_NE(Message(loaded.status()).find("OFT"), std::string::npos);
-}
-
 TEST(Folder, NoTokenizer) {
   const FolderCopy demo(DemoCheckpoint());
   demo.Remove("tokenizer.json");

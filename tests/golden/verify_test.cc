@@ -45,12 +45,29 @@ TEST_P(EveryBackend, OneTowerTiedHead) {
   EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
 }
 
+TEST_P(EveryBackend, OpenvlaOft) {
+  const std::string dir = DataDir() + "/openvla_oft";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.json", GetParam()), 0);
+}
+
+// Three images, other sizes and bounds, heads that were converted; and ids in place of a head.
+TEST_P(EveryBackend, OftThreeImages) {
+  const std::string dir = DataDir() + "/variants/oft_three";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.json", GetParam()), 0);
+}
+
+TEST_P(EveryBackend, OftTokens) {
+  const std::string dir = DataDir() + "/variants/oft_tokens";
+  EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.json", GetParam()), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Golden, EveryBackend, testing::ValuesIn(AllBackends()),
                          [](const auto& info) { return info.param.name; });
 
 // Everything below: verify must notice.
 class Damaged : public testing::Test {
  protected:
+  explicit Damaged(const std::string& folder = "openvla_v01") : folder_(DataDir() + "/" + folder) {}
   int Run(bool f32 = true, bool bf16 = false) {
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
@@ -87,7 +104,7 @@ class Damaged : public testing::Test {
     folder_.WriteJson("golden.json", info);
   }
 
-  FolderCopy folder_{DataDir() + "/openvla_v01"};
+  FolderCopy folder_;
   std::string output_;
 };
 
@@ -177,6 +194,50 @@ TEST_F(Damaged, OtherPrompt) {
   info.erase("generated_ids");
   folder_.WriteJson("golden.json", info);
   EXPECT_EQ(Run(), 0) << output_;
+}
+
+class DamagedOft : public Damaged {
+ protected:
+  DamagedOft() : Damaged("variants/oft_three") {}
+};
+
+TEST_F(DamagedOft, OneWrongValue) {
+  EXPECT_EQ(Run(true, true), 0) << output_;
+  const std::string bytes = folder_.Read("golden.safetensors");
+  for (const char* stage : {"vision.projected", "normalized_actions", "lm.final_norm"}) {
+    Add(stage, 1e-3F);
+    EXPECT_EQ(Run(), 1) << stage;
+    EXPECT_NE(output_.find("MISS"), std::string::npos) << output_;
+    folder_.Write("golden.safetensors", bytes);
+  }
+  Add("bf16.normalized_actions", 10);
+  EXPECT_EQ(Run(), 0) << output_;
+  EXPECT_EQ(Run(false, true), 1);
+  EXPECT_NE(output_.find("no rounding to bf16 does that"), std::string::npos) << output_;
+}
+
+TEST_F(DamagedOft, OtherInputs) {
+  const Json good = folder_.ReadJson("golden.json");
+  const auto run = [&](const char* key, const Json& value) {
+    Json info = good;
+    info[key] = value;
+    if (std::string_view(key) == "prompt") info.erase("instruction");
+    folder_.WriteJson("golden.json", info);
+    return Run();
+  };
+  EXPECT_EQ(run("instruction", "wave"), 1);
+  EXPECT_EQ(run("num_images", 2), 1);
+  EXPECT_EQ(run("num_images", 4), 1);
+  EXPECT_EQ(run("chunk", 5), 1);
+  EXPECT_EQ(run("platform", "libero"), 1);
+  EXPECT_EQ(run("platform", "moon"), 1);
+  EXPECT_EQ(run("statistics_key", "nobody"), 1);
+  EXPECT_EQ(run("statistics_key", "aloha"), 0) << output_;
+  // The reference records the prompt around the instruction.
+  EXPECT_EQ(run("prompt", "In: What action should the robot take to fold the towel?\nOut:"), 0)
+      << output_;
+  EXPECT_EQ(run("prompt", "In: What action should the robot take to wave?\nOut:"), 1);
+  EXPECT_EQ(run("prompt", "fold the towel"), 1);
 }
 
 TEST_F(Damaged, TruncatedGolden) {

@@ -96,6 +96,7 @@ models:
     invalid_action_tokens: clamp
     kv: {blocks: 77, block_tokens: 8, headroom: 0.125, partitions: {vision: {floor: 0.5, cap: 0.5}, action: {floor: 0, cap: 0.125}}}
     vision_cache_frames: 5
+    oft: {platform: aloha, chunk: 10, cameras: [top, left]}
     action_space: {steps: 2, dt_s: 0.05, relative: true, dims: [{name: x, unit: m}, {name: grip}]}
   - {name: b, path: ../b, backend: fast, default_class: "urgent"}
 limits: {messages_per_s: 12.5}
@@ -131,6 +132,11 @@ scheduler: {step_ceiling_ms: 0.5, max_batch_rows: 64, pipeline_depth: 1, max_wai
   EXPECT_DOUBLE_EQ(a.kv.headroom, 0.125);
   EXPECT_DOUBLE_EQ(a.kv.partitions[0].floor, 0.5);
   EXPECT_DOUBLE_EQ(a.kv.partitions[3].cap, 0.125);
+  ASSERT_TRUE(a.oft.has_value());
+  EXPECT_EQ(a.oft->platform, OftPlatform::kAloha);
+  EXPECT_EQ(a.oft->chunk, 10u);
+  EXPECT_THAT(a.oft->cameras, ::testing::ElementsAre("top", "left"));
+  EXPECT_FALSE(config->models[1].oft.has_value());
   ASSERT_TRUE(a.action_space.has_value());
   EXPECT_EQ(a.action_space->dims[1].name, "grip");
   EXPECT_EQ(a.action_space->dims[1].unit, "");
@@ -306,6 +312,10 @@ TEST(ConfigTest, SettingsMustNotContradictEachOther) {
   EXPECT_THAT(Refusal("models:\n- {name: m, path: p, action_space: {steps: 1, dt_s: 1, dims: "
                       "[{name: x}, {name: x}]}}"),
               HasSubstr("models[0].action_space.dims[1].name: the name x is repeated"));
+  EXPECT_THAT(Refusal("models:\n- {name: m, path: p, oft: {cameras: [a, b, a]}}"),
+              HasSubstr("models[0].oft.cameras: a name is repeated"));
+  EXPECT_THAT(Refusal("models:\n- {name: m, path: p, oft: {platform: mars}}"),
+              HasSubstr("models[0].oft.platform"));
 }
 
 TEST(ConfigTest, BeyondLoopbackNeedsTlsAndTokensOrSayingSo) {
@@ -421,6 +431,7 @@ TEST(ConfigTest, EffectiveConfigurationReadsBackTheSame) {
   config->models[0].path = "/odd \"path\"\\\n\x01é";
   config->models[0].kv.partitions[0].floor = 0.1;
   config->server.drain_s = 1.0 / 3;
+  config->models[0].oft = OftConfig{OftPlatform::kBridge, 4, {"left", "right"}};
   const std::string text = ToYaml(*config);
   const absl::StatusOr<Config> again = ParseConfig(text, "elsewhere/x.yaml");
   ASSERT_TRUE(again.ok()) << again.status() << "\n" << text;
@@ -429,6 +440,8 @@ TEST(ConfigTest, EffectiveConfigurationReadsBackTheSame) {
   EXPECT_EQ(again->server.drain_s, 1.0 / 3);
   EXPECT_EQ(again->models[0].kv.partitions[0].floor, 0.1);
   EXPECT_EQ(again->models[0].action_space->dims[1].unit, "m/s^2");
+  EXPECT_EQ(again->models[0].oft->platform, OftPlatform::kBridge);
+  EXPECT_THAT(again->models[0].oft->cameras, ::testing::ElementsAre("left", "right"));
 }
 
 TEST(ConfigTest, EveryShippedFileIsAccepted) {

@@ -7,6 +7,9 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+COMMIT_MODE_INPAINT: CommitMode
+COMMIT_MODE_PER_ACTION_TIME: CommitMode
+COMMIT_MODE_UNSPECIFIED: CommitMode
 DEGRADATION_UNSPECIFIED: Degradation
 DESCRIPTOR: _descriptor.FileDescriptor
 FINISH_REASON_LENGTH: FinishReason
@@ -26,7 +29,8 @@ PIXEL_FORMAT_RGB8: PixelFormat
 PIXEL_FORMAT_UNSPECIFIED: PixelFormat
 
 class ActRequest(_message.Message):
-    __slots__ = ["deadline_us", "flow_steps", "id", "latency_class", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
+    __slots__ = ["committed", "deadline_us", "flow_steps", "id", "latency_class", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
     FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +40,7 @@ class ActRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    committed: CommittedActions
     deadline_us: int
     flow_steps: int
     id: int
@@ -45,7 +50,7 @@ class ActRequest(_message.Message):
     samples: int
     seed: int
     temperature: float
-    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., flow_steps: _Optional[int] = ..., noise: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., flow_steps: _Optional[int] = ..., noise: _Optional[_Iterable[float]] = ..., committed: _Optional[_Union[CommittedActions, _Mapping]] = ...) -> None: ...
 
 class ActionChunk(_message.Message):
     __slots__ = ["act_id", "action_space", "deadline_met", "deadline_us", "degradation", "frames", "frames_cached", "late", "latency_class", "observation_version", "samples", "state", "state_capture_time_ns", "statistics_key", "timings", "tokens"]
@@ -112,6 +117,14 @@ class Cancel(_message.Message):
     act_id: int
     all: bool
     def __init__(self, act_id: _Optional[int] = ..., all: bool = ...) -> None: ...
+
+class CommittedActions(_message.Message):
+    __slots__ = ["mode", "normalized"]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZED_FIELD_NUMBER: _ClassVar[int]
+    mode: CommitMode
+    normalized: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, normalized: _Optional[_Iterable[float]] = ..., mode: _Optional[_Union[CommitMode, str]] = ...) -> None: ...
 
 class ExecutedAction(_message.Message):
     __slots__ = ["time_ns", "values"]
@@ -446,6 +459,9 @@ class VisionFrame(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., capture_time_ns: _Optional[int] = ..., age_us: _Optional[int] = ..., encoded: _Optional[bytes] = ..., raw: _Optional[_Union[RawImage, _Mapping]] = ...) -> None: ...
 
 class PixelFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class CommitMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

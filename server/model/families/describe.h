@@ -1,6 +1,7 @@
 #pragma once
 // What a checkpoint folder holds, needs and lacks, without loading its weights. For `inspect`.
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ struct FolderDescription {
   uint32_t layers = 0;
   uint32_t heads = 0;
   uint32_t intermediate = 0;
-  uint32_t action_bins = 0;
+  uint32_t action_bins = 0;  // 0: its actions are no tokens
+  std::string head;          // how actions come about, where that is not token by token
   std::string prompt_style;
   uint32_t prompt_text_tokens = 0;  // of a short instruction; 0: the tokenizer cannot be used
   struct Memory {
@@ -46,10 +48,15 @@ struct FolderDescription {
     size_t denoise_parking = 0;
   };
   std::vector<Memory> memory;  // per compute dtype
+  DescribeLimits limits;       // that the memory is for
 };
 
 // A folder that cannot be read at all is an error; everything else is in `problems`.
 absl::StatusOr<FolderDescription> DescribeFolder(const std::string& dir,
                                                  const DescribeLimits& limits);
+// The same of a folder that is loaded with `options`, and of steps whose size depends on the model.
+absl::StatusOr<FolderDescription> DescribeFolder(
+    const std::string& dir, const ModelOptions& options,
+    const std::function<DescribeLimits(const ModelSpec&)>& limits_of);
 
 }  // namespace saccade

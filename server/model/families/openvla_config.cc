@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
-#include <cmath>
-#include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -444,9 +443,10 @@ std::vector<std::string> UnexpectedTensors(const Checkpoint& checkpoint,
     }
     if (!StartsWith(name, kLanguageModel)) return false;
     const std::string_view part = name.substr(kLanguageModel.size());
-    // A tied head is the embedding table, whatever the file holds under its name.
+    // A tied head is the embedding table, whatever the file holds under its name; another head may
+    // take its place.
     return Contains(part, ".rotary_emb.inv_freq") ||
-           (config.llama.tied_head() && part == "lm_head.weight");
+           ((config.llama.tied_head() || config.llama.head.empty()) && part == "lm_head.weight");
   };
   std::vector<std::string> out;
   for (std::string& name : checkpoint.names()) {
@@ -522,23 +522,11 @@ size_t OpenVlaConfig::WorkspaceBytes(uint32_t frames, uint32_t rows, uint32_t lo
                   llama.WorkspaceBytes(rows, logit_rows, compute));
 }
 
-bool IsOpenVla(const Checkpoint& checkpoint) {
+bool IsOpenVlaFolder(const Checkpoint& checkpoint) {
   const Json& config = checkpoint.config();
   if (!config.is_object()) return false;
   const auto type = config.find("model_type");
-  if (type == config.end() || !type->is_string() || *type != "openvla") return false;
-  // OpenVLA-OFT keeps its heads in files of their own beside an ordinary OpenVLA folder.
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(checkpoint.dir(), error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name == "heads.safetensors" || StartsWith(name, "action_head") ||
-        StartsWith(name, "proprio_projector") || StartsWith(name, "noisy_action_projector") ||
-        StartsWith(name, "vision_backbone--")) {
-      return false;
-    }
-  }
-  return true;
+  return type != config.end() && type->is_string() && *type == "openvla";
 }
 
 namespace {
@@ -589,10 +577,10 @@ absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
   RETURN_IF_ERROR(ReadVision(checkpoint, config, preprocessor, out));
 
   ASSIGN_OR_RETURN(const int64_t padding, config.Int("pad_to_multiple_of", 0, out.llama.vocab, 64));
-  out.action_vocab = out.llama.vocab - static_cast<uint32_t>(padding);
+  out.bins.vocab = out.llama.vocab - static_cast<uint32_t>(padding);
   ASSIGN_OR_RETURN(const int64_t bins, config.Int("n_action_bins", 2, 1 << 20, 256));
-  out.action_bins = static_cast<uint32_t>(bins);
-  if (out.action_bins > out.action_vocab) {
+  out.bins.ids = static_cast<uint32_t>(bins);
+  if (out.bins.ids > out.bins.vocab) {
     return config.Error(StrCat("n_action_bins = ", bins, " does not fit into vocab_size ",
                                out.llama.vocab, " less pad_to_multiple_of ", padding));
   }
@@ -601,7 +589,9 @@ absl::StatusOr<OpenVlaConfig> ReadOpenVlaSizes(const Checkpoint& checkpoint,
   return out;
 }
 
-absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& out) {
+absl::Status ForEachOpenVlaStatistics(
+    const Checkpoint& checkpoint,
+    const std::function<absl::Status(const std::string& key, const JsonView& set)>& read) {
   ASSIGN_OR_RETURN(const std::optional<Json> file,
                    checkpoint.OptionalJson("dataset_statistics.json"));
   const JsonView config = checkpoint.config_view();
@@ -620,15 +610,24 @@ absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& 
   }
   for (const auto& item : all->json().items()) {  // nlohmann's objects are sorted by key
     ASSIGN_OR_RETURN(const JsonView entry, all->Get(item.key()));
-    ASSIGN_OR_RETURN(OpenVlaStatistics statistics, ReadStatistics(entry, item.key()));
-    out.max_action_dim =
-        std::max(out.max_action_dim, static_cast<uint32_t>(statistics.action.dim()));
-    out.statistics.push_back(std::move(statistics));
+    RETURN_IF_ERROR(read(item.key(), entry));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOpenVlaStatistics(const Checkpoint& checkpoint, OpenVlaConfig& out) {
+  RETURN_IF_ERROR(ForEachOpenVlaStatistics(
+      checkpoint, [&](const std::string& key, const JsonView& set) -> absl::Status {
+        ASSIGN_OR_RETURN(OpenVlaStatistics statistics, ReadStatistics(set, key));
+        out.max_action_dim =
+            std::max(out.max_action_dim, static_cast<uint32_t>(statistics.action.dim()));
+        out.statistics.push_back(std::move(statistics));
+        return absl::OkStatus();
+      }));
   if (out.vision_tokens() + uint64_t{out.max_action_dim} + 2 > out.max_positions) {
-    return config.Error(StrCat("llm_max_length or max_position_embeddings: ", out.max_positions,
-                               " positions cannot hold ", out.vision_tokens(),
-                               " vision tokens, a prompt and ", out.max_action_dim, " actions"));
+    return checkpoint.config_view().Error(StrCat(
+        "llm_max_length or max_position_embeddings: ", out.max_positions, " positions cannot hold ",
+        out.vision_tokens(), " vision tokens, a prompt and ", out.max_action_dim, " actions"));
   }
   return absl::OkStatus();
 }
@@ -646,6 +645,26 @@ std::vector<std::string> TensorProblems(const Checkpoint& checkpoint, const Open
     problems.push_back(StrCat(name, ": not part of this architecture"));
   }
   return problems;
+}
+
+absl::Status RefuseTensors(const Checkpoint& checkpoint, const std::vector<std::string>& problems) {
+  if (problems.empty()) return absl::OkStatus();
+  constexpr size_t kShown = 5;
+  const size_t shown = std::min(kShown, problems.size());
+  return absl::InvalidArgumentError(
+      StrCat(checkpoint.dir(), ": ", problems.size(), " tensors do not fit: ",
+             absl::StrJoin(problems.begin(), problems.begin() + static_cast<int64_t>(shown), "; "),
+             problems.size() > shown ? "; ..." : ""));
+}
+
+void AddOpenVlaIdentity(const Checkpoint& checkpoint, const OpenVlaConfig& config, DType compute,
+                        DigestBuilder& digest) {
+  // The first digest covers the weights and config.json.
+  digest.Field(checkpoint.WeightsFingerprint()).Field(DTypeName(compute));
+  for (const VitSpec& tower : config.towers) {
+    for (const float value : tower.mean) digest.Field(uint64_t{std::bit_cast<uint32_t>(value)});
+    for (const float value : tower.std) digest.Field(uint64_t{std::bit_cast<uint32_t>(value)});
+  }
 }
 
 ModelSpec OpenVlaSpec(const Checkpoint& checkpoint, const OpenVlaConfig& config) {

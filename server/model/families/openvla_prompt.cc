@@ -19,11 +19,20 @@ constexpr std::string_view kVicunaEnd = "? ASSISTANT:";
 
 }  // namespace
 
+absl::Status PromptTooLong(std::string_view field, std::string_view message) {
+  ErrorInfo info;
+  info.reason = Reason::kNeverFits;
+  info.field = std::string(field);
+  return MakeError(absl::StatusCode::kInvalidArgument, StrCat(field, ": too long: ", message),
+                   info);
+}
+
 absl::StatusOr<OpenVlaPrompt> OpenVlaPrompt::Load(const Checkpoint& checkpoint,
                                                   const OpenVlaConfig& config) {
   OpenVlaPrompt prompt;
   prompt.vicuna_ = config.vicuna_prompt;
   prompt.vocab_ = static_cast<int32_t>(config.llama.vocab);
+  prompt.max_positions_ = config.max_positions;
   ASSIGN_OR_RETURN(prompt.tokenizer_, Tokenizer::Load(checkpoint.dir()));
   const Tokenizer& tokenizer = *prompt.tokenizer_;
   // The patches go behind what the tokenizer puts in front of a text.
@@ -53,6 +62,23 @@ absl::StatusOr<std::vector<int32_t>> OpenVlaPrompt::Encode(std::string_view inst
         StrCat("the tokenizer gives id ", largest, ", but the vocabulary has ", vocab_, " ids"));
   }
   return ids;
+}
+
+absl::Status OpenVlaPrompt::CheckIds(std::span<const int32_t> ids) const {
+  if (ids.empty() || ids.front() != bos_) {
+    return InvalidField(kTokenIdsField, StrCat("the first id must be BOS, ", bos_));
+  }
+  if (ids.size() > max_positions_) {
+    return PromptTooLong(kTokenIdsField, StrCat(ids.size(), " ids, more than the model's ",
+                                                max_positions_, " positions"));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_) {
+      return InvalidField(kTokenIdsField,
+                          StrCat("id ", ids[i], " at index ", i, " is outside [0, ", vocab_, ")"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void OpenVlaPrompt::Terminate(std::vector<int32_t>& ids) const {

@@ -187,9 +187,15 @@ absl::Status ReadFast(const Checkpoint& checkpoint, const std::string& prefix, P
 
 }  // namespace
 
-bool IsPi0Fast(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi0_fast"); }
-bool IsPi0(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi0"); }
-bool IsPi05(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "pi05"); }
+bool IsPi0Fast(const Checkpoint& checkpoint, const ModelOptions& /*options*/) {
+  return IsLerobotPolicy(checkpoint, "pi0_fast");
+}
+bool IsPi0(const Checkpoint& checkpoint, const ModelOptions& /*options*/) {
+  return IsLerobotPolicy(checkpoint, "pi0");
+}
+bool IsPi05(const Checkpoint& checkpoint, const ModelOptions& /*options*/) {
+  return IsLerobotPolicy(checkpoint, "pi05");
+}
 
 absl::StatusOr<PolicyConfig> ReadPi(const Checkpoint& checkpoint) {
   const bool five = IsPi05(checkpoint);

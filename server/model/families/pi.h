@@ -13,9 +13,9 @@
 
 namespace saccade {
 
-bool IsPi0(const Checkpoint& checkpoint);
-bool IsPi05(const Checkpoint& checkpoint);
-bool IsPi0Fast(const Checkpoint& checkpoint);
+bool IsPi0(const Checkpoint& checkpoint, const ModelOptions& options = {});
+bool IsPi05(const Checkpoint& checkpoint, const ModelOptions& options = {});
+bool IsPi0Fast(const Checkpoint& checkpoint, const ModelOptions& options = {});
 absl::StatusOr<PolicyConfig> ReadPi(const Checkpoint& checkpoint);
 absl::StatusOr<std::unique_ptr<Model>> LoadPi(const Checkpoint& checkpoint, Backend& backend,
                                               const ModelOptions& options);

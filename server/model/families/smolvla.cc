@@ -156,7 +156,9 @@ absl::Status ReadExpert(const Checkpoint& checkpoint, PolicyConfig& out) {
 
 }  // namespace
 
-bool IsSmolVla(const Checkpoint& checkpoint) { return IsLerobotPolicy(checkpoint, "smolvla"); }
+bool IsSmolVla(const Checkpoint& checkpoint, const ModelOptions& /*options*/) {
+  return IsLerobotPolicy(checkpoint, "smolvla");
+}
 
 absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint) {
   const JsonView config = checkpoint.config_view();

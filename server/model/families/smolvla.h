@@ -12,7 +12,7 @@
 
 namespace saccade {
 
-bool IsSmolVla(const Checkpoint& checkpoint);
+bool IsSmolVla(const Checkpoint& checkpoint, const ModelOptions& options = {});
 absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint);
 absl::StatusOr<std::unique_ptr<Model>> LoadSmolVla(const Checkpoint& checkpoint, Backend& backend,
                                                    const ModelOptions& options);

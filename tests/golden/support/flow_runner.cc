@@ -277,14 +277,20 @@ absl::Status FlowRunner::Denoise(std::span<const Item> items, TapSink* tap) {
     const Sequence& sequence = sequences_[item.sequence];
     const auto prefix = static_cast<int32_t>(sequence.prompt.size());
     const auto rows = static_cast<int32_t>(head.suffix_rows());
-    auto at = std::find(times.begin(), times.end(), item.t);
-    const auto time_row = static_cast<int32_t>(at - times.begin());
-    if (at == times.end()) {
-      times.push_back(item.t);
-      dt.push_back(item.dt);
-      time.resize(times.size() * head.time_width);
-      model_.EmbedTime(item.t, std::span(time).last(head.time_width));
-    }
+    const auto time_row_of = [&](float t, float step) {
+      auto at = std::find(times.begin(), times.end(), t);
+      const auto row = static_cast<int32_t>(at - times.begin());
+      if (at == times.end()) {
+        times.push_back(t);
+        dt.push_back(step);
+        time.resize(times.size() * head.time_width);
+        model_.EmbedTime(t, std::span(time).last(head.time_width));
+      }
+      return row;
+    };
+    const int32_t own_row = time_row_of(item.t, item.dt);
+    const int32_t frozen_row = item.frozen > 0 ? time_row_of(0, 0) : own_row;
+    const int32_t states_before = head.state_row ? 1 : 0;
     for (int32_t t = 0; t < prefix; ++t) {
       const Token& token = sequence.prompt[static_cast<size_t>(t)];
       AddToken(p, item.sequence, token.block, token.offset, t);
@@ -303,6 +309,8 @@ absl::Status FlowRunner::Denoise(std::span<const Item> items, TapSink* tap) {
       const bool state = head.state_row && row == 0;
       row_state.push_back(state ? static_cast<int32_t>(i) : -1);
       row_action.push_back(state ? -1 : static_cast<int32_t>(action_row.size()));
+      const bool frozen = !state && row - states_before < static_cast<int32_t>(item.frozen);
+      const int32_t time_row = frozen ? frozen_row : own_row;
       row_time.push_back(time_row);
       if (state) continue;
       action_row.push_back(static_cast<int32_t>(suffix_pos.size()) - 1);

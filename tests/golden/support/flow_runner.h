@@ -49,6 +49,7 @@ class FlowRunner {
     std::vector<float>* x = nullptr;
     float t = 0;
     float dt = 0;
+    uint32_t frozen = 0;  // first actions that are at time 0 and do not move
   };
   absl::Status Denoise(std::span<const Item> items, TapSink* tap = nullptr);
   // All steps of the model's schedule.

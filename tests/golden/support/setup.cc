@@ -38,12 +38,13 @@ std::vector<BackendConfig> AllBackends() {
 }
 
 absl::StatusOr<LoadedModel> LoadFrom(const std::string& dir, const BackendConfig& backend,
-                                     DType compute) {
+                                     DType compute, const std::optional<OftOptions>& oft) {
   LoadedModel out;
   ASSIGN_OR_RETURN(out.backend, MakeBackend(backend));
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(dir));
   ModelOptions options;
   options.compute = compute;
+  options.oft = oft;
   ASSIGN_OR_RETURN(out.model, LoadModel(checkpoint, *out.backend, options));
   return out;
 }

@@ -2,6 +2,7 @@
 // Where the golden data is, and the backends every golden must pass on.
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ struct LoadedModel {
   std::unique_ptr<Model> model;
 };
 absl::StatusOr<LoadedModel> LoadFrom(const std::string& dir, const BackendConfig& backend,
-                                     DType compute);
+                                     DType compute,
+                                     const std::optional<OftOptions>& oft = std::nullopt);
 
 // A private copy of a folder that a test may damage; removed at the end.
 class FolderCopy {
