@@ -37,6 +37,12 @@ uint64_t SessionTokens(const FolderDescription& d) {
                   blocks(answer));
 }
 
+// What clients are told, where the configuration says nothing.
+std::string_view Reference(const ModelSpec& spec) {
+  if (!spec.relative_actions) return "unspecified";
+  return *spec.relative_actions ? "relative" : "absolute";
+}
+
 OrderedJson ToJson(const FolderDescription& d) {
   OrderedJson out;
   out["family"] = d.family;
@@ -46,8 +52,10 @@ OrderedJson ToJson(const FolderDescription& d) {
   const ModelSpec& s = d.spec;
   out["parameters"] = s.parameters;
   for (const CameraSpec& camera : s.cameras) {
-    out["cameras"].push_back(
-        {{"name", camera.name}, {"width", camera.width}, {"height", camera.height}});
+    out["cameras"].push_back({{"name", camera.name},
+                              {"width", camera.width},
+                              {"height", camera.height},
+                              {"required", !camera.optional}});
   }
   for (const FolderDescription::Tower& t : d.towers) {
     out["towers"].push_back({{"name", t.name},
@@ -71,6 +79,10 @@ OrderedJson ToJson(const FolderDescription& d) {
   }
   for (const StatisticsSpec& statistics : s.statistics) {
     out["statistics"].push_back({{"key", statistics.key}, {"actions", statistics.action_dim}});
+  }
+  if (s.head.actions() > 0) out["actions_reference"] = Reference(s);
+  if (s.head.kind == HeadKind::kFlow) {
+    out["flow"] = {{"steps", s.head.steps}, {"width", s.head.width}};
   }
   for (const FolderDescription::Memory& m : d.memory) {
     const size_t per_token = KvBytesPerToken(d, m.compute);
@@ -107,7 +119,8 @@ void PrintTable(const FolderDescription& d, const std::string& dir) {
     const ModelSpec& s = d.spec;
     Row("parameters", StrCat(s.parameters));
     for (const CameraSpec& camera : s.cameras) {
-      Row("camera", StrCat(camera.name, ", ", camera.width, " x ", camera.height));
+      Row("camera", StrCat(camera.name, ", ", camera.width, " x ", camera.height,
+                           camera.optional ? ", may be missing" : ""));
     }
     for (const FolderDescription::Tower& t : d.towers) {
       Row("tower", StrCat(t.name, ": ", t.width, " wide, ", t.heads, " heads, ", t.depth,
@@ -117,13 +130,16 @@ void PrintTable(const FolderDescription& d, const std::string& dir) {
     Row("trunk",
         StrCat(d.layers, " layers, ", s.hidden, " wide, ", d.heads, " heads on ", s.kv.kv_heads,
                " key/value heads of ", s.kv.head_dim, ", MLP ", d.intermediate));
-    if (s.head.kind == HeadKind::kFlow) {
-      Row("head", StrCat("flow, ", s.head.horizon, " actions in ", s.head.steps, " steps"));
-    } else {
+    if (s.vocab_size > 0) {
       Row("vocabulary",
           StrCat(s.vocab_size, " ids",
                  d.action_bins > 0 ? StrCat(", ", d.action_bins, " of them actions") : ""));
-      if (!d.head.empty()) Row("head", d.head);
+    }
+    if (!d.head.empty()) Row("head", d.head);
+    if (s.head.actions() > 0 && !s.relative_actions) {
+      Row("actions", "absolute or relative: the folder does not say, models[].action_space can");
+    } else if (s.head.actions() > 0) {
+      Row("actions", std::string(Reference(s)));
     }
     if (s.state_dim > 0) Row("state", StrCat(s.state_dim, " values"));
     Row("prompt",

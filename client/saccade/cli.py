@@ -178,13 +178,20 @@ def _stream(client: Client, args: argparse.Namespace) -> int:
 
 def _models(client: Client, args: argparse.Namespace) -> int:
     for model in client.models():
-        cameras = ", ".join(f"{c.name} {c.width}x{c.height}" for c in model.cameras)
+        cameras = ", ".join(
+            f"{c.name} {c.width}x{c.height}{'' if c.required else ' (may be missing)'}"
+            for c in model.cameras
+        )
         print(
             f"{model.name}: {model.family}, {model.parameters / 1e6:.2f} M parameters,"
             f" {model.compute_type}"
         )
         print(f"  cameras: {cameras}; state values: {model.state_dim}")
         print(f"  class: {model.default_class}; K/V {model.kv_bytes_per_token} bytes a token")
+        if model.flow_steps:
+            print(
+                f"  denoises in {model.flow_steps} steps; noise of {model.flow_width} values an action"
+            )
         for key, space in model.statistics.items():
             dims = ", ".join(f"{d.name} [{d.unit}]" for d in space.dimensions) or "unnamed"
             print(

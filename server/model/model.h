@@ -243,7 +243,8 @@ class Model {
   // "instruction", "token_ids", "state" or "cameras"; kNeverFits when it is too long for the model.
   virtual absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const = 0;
   // The same from token ids of the whole prompt text, BOS first; ids are range-checked.
-  virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const = 0;
+  virtual absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                                       uint64_t missing_cameras) const = 0;
   // Resize, crop or letterbox to the model's input: size and dtype of the camera's spec. Takes all
   // rows.
   virtual absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const = 0;

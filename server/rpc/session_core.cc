@@ -235,7 +235,10 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
     const ModelSpec& spec = target_.model->model->spec();
     constexpr std::string_view kField = "open.options.refresh_class";
     if (spec.state_in_text || spec.head.kind == HeadKind::kOnePass) {
-      return InvalidField(kField, "the whole prompt of this model changes with every request");
+      return InvalidField(
+          kField, spec.state_in_text
+                      ? "this model writes the state into its text: no prefix outlives a state"
+                      : "this model answers in the pass over its prompt: there is no prefix");
     }
     ASSIGN_OR_RETURN(refresh_class_,
                      service_->FindClass(open.options().refresh_class(), target_.klass, kField));

@@ -128,7 +128,15 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
 
+size_t Session::NumFrames() const {
+  return static_cast<size_t>(
+      std::count_if(mailboxes_.begin(), mailboxes_.end(),
+                    [](const Mailbox& mailbox) { return mailbox.frame.has_value(); }));
+}
+
+// Before the first frame none is missing: a text is judged as if all were there.
 uint64_t Session::MissingCameras() const {
+  if (NumFrames() == 0) return 0;
   uint64_t missing = 0;
   for (size_t i = 0; i < mailboxes_.size(); ++i) {
     if (!mailboxes_[i].frame && model().model->spec().cameras[i].optional) missing |= 1ull << i;
@@ -139,7 +147,7 @@ uint64_t Session::MissingCameras() const {
 // Without a state as if every value were the mean: for the text to be judged before one comes.
 absl::StatusOr<Prompt> Session::BuildPrompt(const Text& text) const {
   const Model& model = *this->model().model;
-  if (!text.ids.empty()) return model.BuildPromptFromTokens(text.ids);
+  if (!text.ids.empty()) return model.BuildPromptFromTokens(text.ids, MissingCameras());
   PromptInput input;
   input.instruction = text.instruction;
   input.missing_cameras = MissingCameras();
@@ -282,6 +290,14 @@ absl::Status Session::CheckInputs() const {
     return Missing(Reason::kNoFrame, camera.name,
                    StrCat("camera \"", camera.name, "\" has sent no frame"));
   }
+  if (!spec.cameras.empty() && NumFrames() == 0) {
+    std::string names;
+    for (const CameraSpec& camera : spec.cameras) {
+      StrAppend(&names, names.empty() ? "" : ", ", camera.name);
+    }
+    return Missing(Reason::kNoFrame, spec.cameras.front().name,
+                   StrCat("no camera has sent a frame, the model needs one of: ", names));
+  }
   if (spec.state_dim != 0 && state_.empty()) {
     return Missing(Reason::kMissingInput, "state",
                    "state: the model needs a state and none has been sent");
@@ -356,6 +372,7 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
   RETURN_IF_ERROR(CheckInputs());
   const bool committed =
       committed_ != nullptr && committed_->text_version == text_version_ &&
+      committed_->frames.size() == NumFrames() &&  // no camera has come since
       (max_frame_age.count() == 0 || ToMicros(now - committed_->oldest) <= max_frame_age);
   if (!committed) RETURN_IF_ERROR(CheckAge(now, max_frame_age));
   for (Mailbox& mailbox : mailboxes_) mailbox.used = true;

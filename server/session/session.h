@@ -113,7 +113,7 @@ class Session {
   // zero: any age). INVALID_ARGUMENT (kNeverFits) when the prompt is longer than the model. The
   // timeline is built once and reused until a frame's pixels or the prompt change.
   // With prefixes of their own (below) it has the frames of the newest committed one, where that is
-  // young enough and still of this text; else the newest frames.
+  // young enough and still of this text and these cameras; else the newest frames.
   absl::StatusOr<std::shared_ptr<const Observation>> Snapshot(TimePoint now, Micros max_frame_age);
 
   // Vision at its own rate: what a prefix is to be computed from, the newest frames and the text.
@@ -135,6 +135,7 @@ class Session {
   };
   absl::Status SetText(Text text);
   absl::StatusOr<Prompt> BuildPrompt(const Text& text) const;
+  size_t NumFrames() const;
   uint64_t MissingCameras() const;
   // What a snapshot has beside the state. Immutable.
   struct View {
@@ -147,8 +148,7 @@ class Session {
   absl::Status CheckInputs() const;
   absl::Status CheckAge(TimePoint now, Micros max_frame_age) const;
   absl::StatusOr<std::shared_ptr<const View>> NewestView();
-  absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view,
-                                                             PromptPart part);
+  absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view, PromptPart part);
   absl::StatusOr<std::shared_ptr<const Timeline>> BuildTimeline(const View& view,
                                                                 PromptPart part) const;
 

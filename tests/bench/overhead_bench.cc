@@ -93,9 +93,10 @@ class FreeModel final : public Model {
   }
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput&) const override {
-    return BuildPromptFromTokens(std::vector<int32_t>(30, 5));
+    return BuildPromptFromTokens(std::vector<int32_t>(30, 5), 0);
   }
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t) const override {
     return Prompt{
         {{Modality::kText, {1}}, {Modality::kVision}, {Modality::kText, {ids.begin(), ids.end()}}}};
   }

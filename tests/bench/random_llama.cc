@@ -88,10 +88,12 @@ class RandomLlama final : public Model {
   }
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override {
-    return BuildPromptFromTokens(std::vector<int32_t>(
-        input.instruction.begin(), input.instruction.end()));  // a byte is a token
+    return BuildPromptFromTokens(
+        std::vector<int32_t>(input.instruction.begin(), input.instruction.end()),
+        0);  // a byte is a token
   }
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t) const override {
     return Prompt{{{Modality::kText, {ids.begin(), ids.end()}}}};
   }
   absl::StatusOr<ModelImage> Preprocess(uint32_t, ImageRows&) const override {

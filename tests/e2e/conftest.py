@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,25 @@ server:
   drain_s: {drain_s}{overrides.get("server_keys", "")}
 limits: {limits}
 models:
-  - name: highway_demo
+{overrides.get("models") or self._demo(overrides)}
+{extra}
+"""
+        self.folder = tempfile.TemporaryDirectory(prefix="saccade-e2e-")
+        path = Path(self.folder.name) / "server.yaml"
+        path.write_text(self.config)
+        self.log_path = Path(self.folder.name) / "log"
+        self._command = [*wrapper, BINARY, "serve", "--config", str(path)]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it (again)."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    @staticmethod
+    def _demo(overrides: Mapping[str, str]) -> str:
+        """The entry of the shipped driving policy."""
+        return f"""  - name: highway_demo
     path: {overrides.get("path", str(ROOT / "deploy" / "demo" / "checkpoint"))}
     default_class: {overrides.get("default_class", "best_effort")}
     action_space:
@@ -76,17 +94,7 @@ models:
       relative: false
       dims:
         - {{name: steer, unit: rad}}
-        - {{name: accel, unit: m/s^2}}
-{extra}
-"""
-        self.folder = tempfile.TemporaryDirectory(prefix="saccade-e2e-")
-        path = Path(self.folder.name) / "server.yaml"
-        path.write_text(self.config)
-        self.log_path = Path(self.folder.name) / "log"
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*wrapper, BINARY, "serve", "--config", str(path)], stdout=log, stderr=log
-            )
+        - {{name: accel, unit: m/s^2}}"""
 
     def wait_ready(self) -> None:
         """Waits until requests are admitted; fails with the log when the server ends instead."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import DATA
 from conftest import ROOT, RunningServer
 from test_security import SECURITY
 
@@ -35,18 +37,41 @@ def here(text: str, server: RunningServer) -> str:
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(PYTHON) == 5 and "Credentials" in PYTHON[-1]
+    assert len(PYTHON) == 7 and "Credentials" in PYTHON[-1]
     shown = {shlex.split(c)[1] for c in COMMANDS}
     assert shown == {"models", "status", "predict", "generate", "stream", "top", "admin"}
 
 
+@pytest.fixture(scope="module")
+def flow_server() -> Iterator[RunningServer]:
+    running = RunningServer(
+        models=f"  - {{name: pi0, path: {DATA}/pi0/checkpoint, default_class: best_effort}}"
+    )
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.close()
+
+
 @pytest.mark.parametrize("number", range(len(PYTHON) - 1))
 def test_a_block_of_python(
-    server: RunningServer, number: int, capsys: pytest.CaptureFixture[str]
+    server: RunningServer,
+    flow_server: RunningServer,
+    number: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    block = compile(here(PYTHON[number], server), f"README block {number}", "exec")
+    served = flow_server if 'model="pi0"' in PYTHON[number] else server
+    block = compile(here(PYTHON[number], served), f"README block {number}", "exec")
     exec(block, {"jpeg_bytes": images.to_jpeg(FRAME), "__name__": "readme"})
-    expected = {0: r"\[\[", 1: r"not seen yet: \w+", 2: r"0 reconnects", 3: r"0 9 \d+"}[number]
+    expected = {
+        0: r"\[\[",
+        1: r"not seen yet: \w+",
+        2: r"0 reconnects",
+        3: r"0 9 \d+",
+        4: r"10 actions of 6 values, unspecified computed from \(0\.0, 0\.0",
+        5: r"\[.* .*\] 0\.\d+",
+    }[number]
     assert re.search(expected, capsys.readouterr().out)
 
 

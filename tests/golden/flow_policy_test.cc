@@ -286,10 +286,15 @@ TEST_P(FlowHost, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused([](PromptInput& i) { i.instruction = "\xff"; }, "instruction"));
   const std::string endless(1000, 'x');
   EXPECT_TRUE(refused([&](PromptInput& i) { i.instruction = endless; }, "instruction"));
-  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>{}).ok());
-  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>{1 << 20}).ok());
-  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>(1000, 1)).ok());
-  EXPECT_TRUE(model().BuildPromptFromTokens(std::vector<int32_t>{5, 6}).ok());
+  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>{}, 0).ok());
+  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>{1 << 20}, 0).ok());
+  EXPECT_FALSE(model().BuildPromptFromTokens(std::vector<int32_t>(1000, 1), 0).ok());
+  const absl::StatusOr<Prompt> fewer =
+      model().BuildPromptFromTokens(std::vector<int32_t>{5, 6}, ~uint64_t{1});
+  ASSERT_TRUE(fewer.ok()) << fewer.status();
+  EXPECT_EQ(std::count_if(fewer->segments.begin(), fewer->segments.end(),
+                          [](const PromptSegment& s) { return s.modality == Modality::kVision; }),
+            1);
   EXPECT_FALSE(model().FinishActions(std::vector<float>(5), "", {}).ok());
   std::vector<float> sick(320, 0.0F);
   sick[3] = std::nanf("");

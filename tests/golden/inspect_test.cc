@@ -54,17 +54,26 @@ TEST(Inspect, FlowPolicies) {
     EXPECT_EQ(table.code, 0) << table.output;
     for (const std::string& part :
          {policy, std::string("flow, 10 actions in 10 steps"),
-          std::string("default, 6 action values"), std::string("servable       yes")}) {
+          std::string("default, 6 action values"), std::string("state          7 values"),
+          std::string(" B per token"), std::string(", may be missing"),
+          std::string("the folder does not say"), std::string("servable       yes")}) {
       EXPECT_NE(table.output.find(part), std::string::npos) << part << " in\n" << table.output;
     }
     const Json json = Json::parse(Inspect(dir, true).output);
     EXPECT_EQ(json["family"], policy);
     EXPECT_EQ(json["servable"], true);
     EXPECT_GT(json["prompt"]["text_tokens"], 3);
+    EXPECT_EQ(json["cameras"][0]["required"], false);
+    EXPECT_EQ(json["flow"]["steps"], 10);
+    EXPECT_EQ(json["flow"]["width"], 32);
+    EXPECT_EQ(json["actions_reference"], "unspecified");
+    EXPECT_EQ(json["memory"][0]["kv_bytes_per_token"], policy == "smolvla" ? 1536 : 384);
   }
   const Result fast = Inspect(DataDir() + "/pi0_fast/checkpoint", false);
   EXPECT_EQ(fast.code, 0) << fast.output;
-  EXPECT_NE(fast.output.find("2048 ids"), std::string::npos) << fast.output;
+  EXPECT_NE(fast.output.find("2048 ids\n"), std::string::npos) << fast.output;
+  EXPECT_NE(fast.output.find("FAST, 10 actions in at most 24 tokens"), std::string::npos)
+      << fast.output;
 }
 
 TEST(Inspect, SaysEverythingThatIsMissing) {

@@ -138,7 +138,7 @@ TEST(Prompt, FromTokens) {
   std::vector<int32_t> ids = Ids(model, "wave");
   const absl::StatusOr<Prompt> text = model.BuildPrompt({"wave"});
   const auto expect_same = [&] {
-    const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(ids);
+    const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(ids, 0);
     ASSERT_TRUE(prompt.ok()) << Message(prompt.status());
     ASSERT_EQ(prompt->segments.size(), 3u);
     EXPECT_EQ(prompt->segments[2].tokens, text->segments[2].tokens);
@@ -149,7 +149,7 @@ TEST(Prompt, FromTokens) {
 
   for (const std::vector<int32_t>& bad :
        {std::vector<int32_t>{}, {2, 5}, {1, -1}, {1, 32064}, std::vector<int32_t>(3000, 1)}) {
-    const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(bad);
+    const absl::StatusOr<Prompt> prompt = model.BuildPromptFromTokens(bad, 0);
     EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(GetErrorInfo(prompt.status()).field, "token_ids");
     EXPECT_EQ(GetErrorInfo(prompt.status()).reason,

@@ -74,7 +74,7 @@ TEST(OftPrompt, Layout) {
   std::vector<int32_t> ids = {1};
   ids.insert(ids.end(), s[4].tokens.begin(), s[4].tokens.end());
   for (int i = 0; i < 2; ++i, ids.pop_back()) {
-    const absl::StatusOr<Prompt> again = Oft().BuildPromptFromTokens(ids);
+    const absl::StatusOr<Prompt> again = Oft().BuildPromptFromTokens(ids, 0);
     ASSERT_TRUE(again.ok()) << Message(again.status());
     EXPECT_EQ(again->segments[4].tokens, s[4].tokens);
   }
@@ -92,7 +92,8 @@ TEST(OftPrompt, Refused) {
   EXPECT_EQ(field({"\xFF", state}), "instruction");
   const absl::Status status = Oft().BuildPrompt({std::string(3000, 'x'), state}).status();
   EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNeverFits);
-  EXPECT_EQ(GetErrorInfo(Oft().BuildPromptFromTokens(std::vector{5}).status()).field, "token_ids");
+  EXPECT_EQ(GetErrorInfo(Oft().BuildPromptFromTokens(std::vector{5}, 0).status()).field,
+            "token_ids");
 }
 
 TEST(OftState, Normalised) {

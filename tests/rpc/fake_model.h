@@ -79,7 +79,8 @@ class Gate {
 
 struct FakeModelOptions {
   std::vector<std::string> cameras = {"front"};
-  uint32_t float_cameras = 0;  // the last so many take normalised F32 pixels, the others U8
+  bool optional_cameras = false;  // any one of them is enough
+  uint32_t float_cameras = 0;     // the last so many take normalised F32 pixels, the others U8
   std::vector<std::string> statistics = {"robot"};  // set i scales by 10^i
   uint32_t action_dim = 3;
   uint32_t state_dim = 0;
@@ -175,9 +176,10 @@ class FakeModel final : public Model {
     std::vector<int32_t> ids = {kBos};
     for (const char c : input.instruction) ids.push_back(static_cast<unsigned char>(c));
     ids.push_back(kBos + 1);
-    return BuildPromptFromTokens(ids);
+    return BuildPromptFromTokens(ids, input.missing_cameras);
   }
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override {
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t missing_cameras) const override {
     for (const int32_t id : ids) {
       if (id < 0 || id >= static_cast<int32_t>(kVocab)) {
         return InvalidField("token_ids", StrCat("id ", id, " is outside [0, ", kVocab, ")"));
@@ -186,8 +188,11 @@ class FakeModel final : public Model {
     if (ids.size() < 2 || ids.front() != kBos)
       return InvalidField("token_ids", "must be BOS and at least one more");
     Prompt prompt{{{Modality::kText, {ids.front()}}}};
-    for (uint32_t i = 0; i < spec_.cameras.size(); ++i)
-      prompt.segments.push_back({Modality::kVision, {}, i});
+    for (uint32_t i = 0; i < spec_.cameras.size(); ++i) {
+      if ((missing_cameras >> i & 1) == 0) prompt.segments.push_back({Modality::kVision, {}, i});
+    }
+    if (prompt.segments.size() == 1 && !spec_.cameras.empty())
+      return InvalidField("cameras", "there must be a frame");
     prompt.segments.push_back({Modality::kText, {ids.begin() + 1, ids.end()}});
     return prompt;
   }
@@ -319,6 +324,7 @@ class FakeModel final : public Model {
     spec_.fingerprint = DigestBuilder("fake").Field(uint64_t{options_.cameras.size()}).Finish();
     for (const std::string& name : options_.cameras)
       spec_.cameras.push_back({name, kPixels, kPixels});
+    for (CameraSpec& camera : spec_.cameras) camera.optional = options_.optional_cameras;
     for (uint32_t i = 0; i < options_.float_cameras; ++i)
       spec_.cameras[spec_.cameras.size() - 1 - i].dtype = DType::kF32;
     for (const std::string& key : options_.statistics)

@@ -212,6 +212,42 @@ TEST_F(SessionTest, NamesWhatIsMissing) {
   EXPECT_EQ(GetErrorInfo(status).field, "wrist");
 }
 
+TEST_F(SessionTest, CamerasThatMayBeMissing) {
+  const auto tokens = [&] {
+    const auto observation = session_->Snapshot(kStart, Micros(0));
+    EXPECT_TRUE(observation.ok()) << observation.status();
+    return observation.ok() ? (*observation)->timeline->num_tokens() : 0;
+  };
+  for (const bool ids : {false, true}) {
+    Make({.cameras = {"front", "wrist"}, .optional_cameras = true});
+    // A text comes before any frame, and is judged then.
+    const std::vector<int32_t> prompt = {FakeModel::kBos, 'g', 'o'};
+    ASSERT_TRUE(
+        (ids ? session_->SetPromptTokens(prompt) : session_->SetInstruction("g", "f")).ok());
+    const absl::Status none = session_->Snapshot(kStart, Micros(0)).status();
+    EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(GetErrorInfo(none).reason, Reason::kNoFrame);
+    EXPECT_NE(none.message().find("front, wrist"), absl::string_view::npos) << none;
+    session_->Publish(1, MakeFrame(1, 1));
+    EXPECT_EQ(tokens(), 3u + FakeModel::kVisionTokens);
+    session_->Publish(0, MakeFrame(2, 2));
+    EXPECT_EQ(tokens(), 3u + 2 * FakeModel::kVisionTokens);
+    session_->Reset(/*keep_instruction=*/true);
+    EXPECT_EQ(GetErrorInfo(session_->Snapshot(kStart, Micros(0)).status()).reason,
+              Reason::kNoFrame);
+    session_->Publish(0, MakeFrame(2, 2));
+    EXPECT_EQ(tokens(), 3u + FakeModel::kVisionTokens);
+    // A prefix is not acted on once a further camera is there.
+    const auto prefix = session_->SnapshotPrefix();
+    ASSERT_TRUE(prefix.ok() && *prefix != nullptr);
+    session_->CommitPrefix(*prefix);
+    session_->Publish(0, MakeFrame(3, 3));
+    EXPECT_EQ((*session_->Snapshot(kStart, Micros(0)))->frames[0].capture_time_ns, 2);
+    session_->Publish(1, MakeFrame(4, 4));
+    EXPECT_EQ(tokens(), 3u + 2 * FakeModel::kVisionTokens);
+  }
+}
+
 TEST_F(SessionTest, RefusesFramesOlderThanTheRequestAllows) {
   Make({.cameras = {"front", "wrist"}});
   ASSERT_TRUE(session_->SetInstruction("go", "f").ok());

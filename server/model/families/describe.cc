@@ -139,6 +139,10 @@ void DescribeFlow(const Checkpoint& checkpoint, absl::StatusOr<PolicyConfig> rea
   out.heads = config.trunk.heads;
   out.intermediate = config.trunk.intermediate;
   out.prompt_style = config.prompt == PromptStyle::kLine ? "line" : "task and state";
+  const ActionHeadSpec& head = out.spec.head;
+  out.head = config.expert ? StrCat("flow, ", head.actions(), " actions in ", head.steps, " steps")
+                           : StrCat("FAST, ", head.actions(), " actions in at most ",
+                                    out.spec.max_action_tokens, " tokens");
   for (const DType compute : {DType::kF32, DType::kBf16}) {
     FolderDescription::Memory memory;
     memory.compute = compute;

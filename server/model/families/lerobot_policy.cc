@@ -74,7 +74,8 @@ class LerobotPolicy final : public Model {
 
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t missing_cameras) const override;
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
   bool IsActionToken(int32_t id) const override;
   absl::StatusOr<std::vector<float>> NormalizeState(std::span<const float> state,
@@ -295,14 +296,15 @@ absl::StatusOr<Prompt> LerobotPolicy::BuildPrompt(const PromptInput& input) cons
   return PromptOf(std::move(ids), input.missing_cameras, "instruction");
 }
 
-absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int32_t> ids,
+                                                            uint64_t missing_cameras) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= static_cast<int32_t>(config_.trunk.vocab)) {
       return InvalidField(kIds, StrCat("id ", ids[i], " at index ", i, " is outside [0, ",
                                        config_.trunk.vocab, ")"));
     }
   }
-  return PromptOf({ids.begin(), ids.end()}, 0, kIds);
+  return PromptOf({ids.begin(), ids.end()}, missing_cameras, kIds);
 }
 
 absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows& rows) const {

@@ -32,7 +32,8 @@ class OpenVla final : public Model {
 
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t missing_cameras) const override;
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
   const Tokenizer* tokenizer() const override { return &prompt_->tokenizer(); }
   absl::StatusOr<Prompt> BuildTextPrompt(std::span<const int32_t> ids,
@@ -125,7 +126,8 @@ absl::StatusOr<Prompt> OpenVla::BuildTextPrompt(std::span<const int32_t> ids,
   return prompt;
 }
 
-absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> ids,
+                                                      uint64_t /*missing_cameras*/) const {
   RETURN_IF_ERROR(prompt_->CheckIds(ids));
   std::vector<int32_t> all(ids.begin(), ids.end());
   prompt_->Terminate(all);

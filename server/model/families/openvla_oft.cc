@@ -40,7 +40,8 @@ class OpenVlaOft final : public Model {
 
   const ModelSpec& spec() const override { return spec_; }
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override;
-  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids) const override;
+  absl::StatusOr<Prompt> BuildPromptFromTokens(std::span<const int32_t> ids,
+                                               uint64_t missing_cameras) const override;
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override;
   bool IsActionToken(int32_t id) const override {
     return !config_.regression && config_.base.bins.Has(id);
@@ -159,7 +160,8 @@ absl::StatusOr<Prompt> OpenVlaOft::BuildPrompt(const PromptInput& input) const {
   return PromptOf(*std::move(ids), "instruction");
 }
 
-absl::StatusOr<Prompt> OpenVlaOft::BuildPromptFromTokens(std::span<const int32_t> ids) const {
+absl::StatusOr<Prompt> OpenVlaOft::BuildPromptFromTokens(std::span<const int32_t> ids,
+                                                         uint64_t /*missing_cameras*/) const {
   RETURN_IF_ERROR(prompt_->CheckIds(ids));
   std::vector<int32_t> all(ids.begin(), ids.end());
   prompt_->Terminate(all);
