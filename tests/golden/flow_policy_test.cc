@@ -436,7 +436,7 @@ TEST_P(FlowStages, BatchesAndSlicesChangeNoBits) {
     one.prompt = ValueOf(model().BuildPrompt(prompt));
     inputs.push_back(std::move(one));
     std::vector<float> x = golden.Get("noise");
-    std::rotate(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(s * 17), x.end());
+    std::rotate(x.begin(), x.begin() + std::ptrdiff_t{s} * 17, x.end());
     noise.push_back(std::move(x));
   }
   constexpr uint32_t kSteps = 3;
@@ -491,6 +491,35 @@ TEST_P(FlowStages, BatchesAndSlicesChangeNoBits) {
       EXPECT_EQ(cache.v, caches[s].v) << "sequence " << s;
     }
   }
+}
+
+// A latent that is not a number is its own item's.
+TEST_P(FlowStages, ASickItemStaysAlone) {
+  const Golden golden(policy().name);
+  const Input input = InputOf(model(), policy(), golden);
+  FlowLimits limits;
+  limits.sequences = 2;
+  const auto runner = Runner(limits);
+  std::vector<FlowRunner::Frame> frames;
+  const std::vector<uint32_t> both = {0, 1};
+  for (const uint32_t s : both) {
+    runner->Start(s, input.prompt, input.state);
+    for (const FlowRunner::Frame& frame : FramesOf(s, input)) frames.push_back(frame);
+  }
+  ASSERT_OK(runner->Encode(frames));
+  ASSERT_OK(runner->Prefill(both));
+  std::vector<float> alone = golden.Get("noise");
+  std::vector<float> beside = alone;
+  std::vector<float> sick = alone;
+  sick[40] = std::nanf("");
+  const FlowRunner::Item one{0, &alone, 1.0F, -0.1F};
+  ASSERT_OK(runner->Denoise(std::span(&one, 1)));
+  const std::vector<FlowRunner::Item> items = {{1, &sick, 1.0F, -0.1F}, {0, &beside, 1.0F, -0.1F}};
+  ASSERT_OK(runner->Denoise(items));
+  EXPECT_EQ(std::memcmp(alone.data(), beside.data(), alone.size() * sizeof(float)), 0);
+  EXPECT_TRUE(std::isnan(sick[40]));
+  const absl::Status status = model().FinishActions(sick, "", {}).status();
+  EXPECT_EQ(GetErrorInfo(status).reason, Reason::kNonFinite);
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, FlowStages, testing::ValuesIn(Params()), [](const auto& info) {

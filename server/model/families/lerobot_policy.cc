@@ -105,7 +105,7 @@ class LerobotPolicy final : public Model {
 
  private:
   absl::StatusOr<std::vector<int32_t>> EncodeText(std::string_view text) const;
-  absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, uint64_t missing,
+  absl::StatusOr<Prompt> PromptOf(std::span<const int32_t> ids, uint64_t missing,
                                   std::string_view field) const;
   absl::Status LoadShuffle(Stream& stream);
   absl::Status LoadFast();
@@ -241,7 +241,7 @@ absl::StatusOr<std::vector<int32_t>> LerobotPolicy::EncodeText(std::string_view 
   return ids;
 }
 
-absl::StatusOr<Prompt> LerobotPolicy::PromptOf(std::vector<int32_t> ids, uint64_t missing,
+absl::StatusOr<Prompt> LerobotPolicy::PromptOf(std::span<const int32_t> ids, uint64_t missing,
                                                std::string_view field) const {
   if (ids.empty()) return InvalidField(field, "there is no text");
   if (ids.size() > config_.max_text) {
@@ -253,7 +253,7 @@ absl::StatusOr<Prompt> LerobotPolicy::PromptOf(std::vector<int32_t> ids, uint64_
   const auto flush = [&] {
     if (!text.empty()) prompt.segments.push_back({Modality::kText, std::exchange(text, {})});
   };
-  const auto add = [&](const std::vector<int32_t>& tokens) {
+  const auto add = [&](std::span<const int32_t> tokens) {
     text.insert(text.end(), tokens.begin(), tokens.end());
   };
   uint32_t absent = config_.empty_cameras;
@@ -292,8 +292,8 @@ absl::StatusOr<Prompt> LerobotPolicy::BuildPrompt(const PromptInput& input) cons
         "state", StrCat(input.state.size(), " normalised values, expected ", config_.state_width));
   }
   ASSIGN_OR_RETURN(const std::string text, PromptText(config_, input.instruction, input.state));
-  ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(text));
-  return PromptOf(std::move(ids), input.missing_cameras, "instruction");
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, EncodeText(text));
+  return PromptOf(ids, input.missing_cameras, "instruction");
 }
 
 absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int32_t> ids,
@@ -304,7 +304,7 @@ absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int3
                                        config_.trunk.vocab, ")"));
     }
   }
-  return PromptOf({ids.begin(), ids.end()}, missing_cameras, kIds);
+  return PromptOf(ids, missing_cameras, kIds);
 }
 
 absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows& rows) const {
