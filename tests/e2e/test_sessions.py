@@ -412,8 +412,12 @@ def test_async_calls_answer_as_the_blocking_ones(steady: Restartable) -> None:
             assert await client.models() == models
             assert (await client.status()).classes == status.classes
             assert ids(await client.predict(FRAME, TEXT)) == ids(expected)
-            with pytest.raises(TimedOut):
-                await client.predict(FRAME, TEXT, timeout_s=1e-4)
+            steady.signal(signal.SIGSTOP)  # so that no answer can win the race
+            try:
+                with pytest.raises(TimedOut):
+                    await client.predict(FRAME, TEXT, timeout_s=0.05)
+            finally:
+                steady.signal(signal.SIGCONT)
             with pytest.raises(InvalidInput) as unknown:
                 await client.session(model="no such model")
             assert unknown.value.code == "NOT_FOUND"
