@@ -74,7 +74,7 @@ check_python() {
   # Scripts that make test data keep the notation of the papers and libraries they follow.
   "$venv/bin/ruff" check --quiet --output-format concise --config client/pyproject.toml --config 'src=["client"]' \
     --config 'lint.per-file-ignores={"tests/data/*"=["B","RUF","SIM"], "tests/golden/*"=["B","RUF","SIM"]}' "${files[@]}" &&
-    MYPYPATH=client:deploy/demo "$venv/bin/mypy" --config-file client/pyproject.toml --no-error-summary \
+    MYPYPATH=client:client/examples:deploy/demo "$venv/bin/mypy" --config-file client/pyproject.toml --no-error-summary \
       --python-executable "$venv/bin/python" "${typed[@]}"
 }
 

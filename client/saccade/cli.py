@@ -68,16 +68,22 @@ def _predict(client: Client, args: argparse.Namespace) -> int:
         args.instruction,
         model=args.model,
         statistics_key=args.statistics,
+        state=args.state,
         latency_class=args.latency_class,
         deadline_s=args.deadline_ms * 1e-3,
         samples=args.samples,
         seed=args.seed,
         temperature=args.temperature,
+        flow=types.Flow(args.flow_steps) if args.flow_steps else None,
     )
     print(
         _as_json(actions) if args.json else format_actions(actions) + "\n" + format_summary(actions)
     )
     return 0
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(value) for value in text.split(",")]
 
 
 def _images(specs: list[str]) -> dict[str, str]:
@@ -151,13 +157,15 @@ def _stream(client: Client, args: argparse.Namespace) -> int:
         statistics_key=args.statistics,
         latency_class=args.latency_class,
     ) as session:
+        if args.state is not None:
+            session.set_state(args.state)
         start = time.monotonic()
         for number in range(len(paths) * args.loops):
             delay = start + number / args.hz - time.monotonic()
             if delay > 0:
                 time.sleep(delay)
             path = paths[number % len(paths)]
-            session.send_frame(path)
+            session.send_frame(path, camera=args.camera)
             try:
                 actions = session.act(deadline_s=args.deadline_ms * 1e-3)
             except errors.RequestFailed as error:
@@ -312,6 +320,9 @@ def _parser() -> argparse.ArgumentParser:
     request.add_argument("--statistics", default="", help="statistics key; default: the only one")
     request.add_argument("--latency-class", default="", help="default: the model's")
     request.add_argument("--deadline-ms", type=float, default=0.0, help="default: the class's")
+    request.add_argument(
+        "--state", type=_numbers, help="the robot's, e.g. --state=0.1,-2; default: none"
+    )
     request.add_argument("--json", action="store_true", help="one JSON line per answer")
 
     predict = commands.add_parser("predict", parents=[request], help="one image, one answer")
@@ -321,6 +332,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--samples", type=int, default=1)
     predict.add_argument("--seed", type=int, default=0)
     predict.add_argument("--temperature", type=float, default=0.0)
+    predict.add_argument("--flow-steps", type=int, default=0, help="default: the model's")
     predict.set_defaults(run=_predict)
 
     generate = commands.add_parser("generate", help="text for a prompt")
@@ -345,6 +357,7 @@ def _parser() -> argparse.ArgumentParser:
 
     stream = commands.add_parser("stream", parents=[request], help="a folder of frames")
     stream.add_argument("--frames", required=True, help="folder of .jpg or .png, sent by name")
+    stream.add_argument("--camera", default="", help="whose they are; default: the only one")
     stream.add_argument("--hz", type=float, default=10.0)
     stream.add_argument("--loops", type=int, default=1, help="times through the folder")
     stream.set_defaults(run=_stream)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from checkpoints import Golden, golden
-from conftest import RunningServer
+from conftest import BINARY, RunningServer
+from PIL import Image
+from test_server import cli
 
 from saccade import (
     Actions,
@@ -267,9 +274,6 @@ def test_a_picture_is_the_same_in_any_container(client: Client, name: str) -> No
     flow = Flow(noise=case.tensors["noise"])
     files = {camera: images.to_jpeg(pixels) for camera, pixels in case.frames.items()}
     from_jpeg = ask(client, case, images_by_camera=files, flow=flow)
-    import io
-
-    from PIL import Image
 
     decoded = {camera: np.asarray(Image.open(io.BytesIO(data))) for camera, data in files.items()}
     np.testing.assert_array_equal(
@@ -307,3 +311,48 @@ def test_a_reload_leaves_the_others_alone(client: Client) -> None:
     asking.join()
     assert len(answers) > 0 and all(answers)
     assert client.admin.broken_invariant() == ""
+
+
+def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:
+    case = GOLDEN["pi0"]
+    (tmp_path / "frames").mkdir()
+    for camera, pixels in case.frames.items():
+        Image.fromarray(pixels).save(tmp_path / f"{camera}.png")
+        Image.fromarray(pixels).save(tmp_path / "frames" / f"{camera}.png")
+    listed = cli(server, "models").stdout
+    assert "denoises in 10 steps; noise of 32 values an action" in listed
+    assert "base_0_rgb 56x56 (may be missing)" in listed
+    request = ["--model", "pi0", "--instruction", case.task, "--json"]
+    state = "--state=" + ",".join(repr(value) for value in case.state)
+    pictures = [f"--image={camera}={tmp_path / camera}.png" for camera in case.frames]
+    done = cli(server, "predict", *request, state, *pictures, "--seed", "3", "--flow-steps", "4")
+    assert done.returncode == 0, done.stderr
+    with Client(server.address) as client:
+        expected = ask(client, case, seed=3, flow=Flow(steps=4))
+    assert json.loads(done.stdout)["values"][0] == expected.values.tolist()
+    folder = ["--frames", str(tmp_path / "frames"), "--camera", "base_0_rgb", "--hz", "50"]
+    streamed = cli(server, "stream", *request, state, *folder)
+    assert streamed.returncode == 0 and len(streamed.stdout.splitlines()) == 2, streamed.stderr
+    assert "state" in cli(server, "predict", *request, *pictures).stderr
+
+
+def test_inspect_and_check_config_say_what_serving_will_take(tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("models:\n" + "\n".join(entry(name) for name in FAMILIES) + "\n")
+    checked = subprocess.run(
+        [BINARY, "check-config", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in FAMILIES:
+        assert re.search(rf"#   model {name}: weights \d.*kv_cache \d", checked.stdout)
+        described = subprocess.run(
+            [BINARY, "inspect", str(GOLDEN[name].checkpoint)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        head = "FAST, 10 actions in at most 24" if name == "pi0_fast" else "10 actions in 10 steps"
+        for said in (name, head, "may be missing", "default, 6 action values", " B per token"):
+            assert said in described
