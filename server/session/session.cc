@@ -124,6 +124,7 @@ Session::Fate Session::Publish(uint32_t camera, Frame frame) {
   observation_ = nullptr;
   frame.camera = camera;
   mailbox.frame = std::move(frame);
+  ++mailbox.fresh;
   mailbox.used = false;
   return replaced_unused ? Fate::kReplacedUnused : Fate::kKept;
 }
@@ -386,11 +387,30 @@ absl::StatusOr<std::shared_ptr<const Observation>> Session::Snapshot(TimePoint n
   return observation_;
 }
 
+// Since the newest prefix every camera has sent a frame, or one has sent two: then the others are
+// slower. What has another text or other cameras waits for nothing.
+bool Session::FramesAreASet() const {
+  if (prefix_view_ == nullptr || prefix_view_->text_version != text_version_) return true;
+  bool all = true;
+  size_t present = 0;
+  for (const Mailbox& mailbox : mailboxes_) {
+    if (!mailbox.frame) continue;
+    ++present;
+    if (mailbox.fresh > 1) return true;
+    all = all && mailbox.fresh > 0;
+  }
+  return all || present != prefix_view_->frames.size();
+}
+
 absl::StatusOr<std::shared_ptr<const Observation>> Session::SnapshotPrefix() {
   RETURN_IF_ERROR(CheckInputs());
+  if (!FramesAreASet()) return nullptr;
   ASSIGN_OR_RETURN(std::shared_ptr<const View> view, NewestView());
   if (view == prefix_view_) return nullptr;
-  for (Mailbox& mailbox : mailboxes_) mailbox.used = true;
+  for (Mailbox& mailbox : mailboxes_) {
+    mailbox.used = true;
+    mailbox.fresh = 0;
+  }
   ASSIGN_OR_RETURN(prefix_, Observe(*view, PromptPart::kPrefix));
   prefix_view_ = std::move(view);
   return prefix_;

@@ -117,7 +117,8 @@ class Session {
   absl::StatusOr<std::shared_ptr<const Observation>> Snapshot(TimePoint now, Micros max_frame_age);
 
   // Vision at its own rate: what a prefix is to be computed from, the newest frames and the text.
-  // Null: the newest one was of the same. Errors as Snapshot.
+  // Null: nothing is new, or the frames are a part of a set: those of some cameras have come, one
+  // each, and others' are on their way. Errors as Snapshot.
   absl::StatusOr<std::shared_ptr<const Observation>> SnapshotPrefix();
   // It was computed: from now on snapshots are of its frames. Nothing when it is not the newest.
   void CommitPrefix(const std::shared_ptr<const Observation>& prefix);
@@ -126,6 +127,7 @@ class Session {
   struct Mailbox {
     std::optional<Frame> frame;
     bool used = false;
+    uint32_t fresh = 0;  // frames since the newest SnapshotPrefix
   };
   // The whole text of a prompt; `ids` in place of an instruction where they are not empty.
   struct Text {
@@ -146,6 +148,7 @@ class Session {
     TimePoint oldest{};  // capture of `frames`; zero when there are none
   };
   absl::Status CheckInputs() const;
+  bool FramesAreASet() const;
   absl::Status CheckAge(TimePoint now, Micros max_frame_age) const;
   absl::StatusOr<std::shared_ptr<const View>> NewestView();
   absl::StatusOr<std::shared_ptr<const Observation>> Observe(const View& view, PromptPart part);

@@ -198,6 +198,35 @@ TEST_F(SessionTest, APrefixThatIsTooOldOrOfAnotherTextIsNotActedOn) {
   EXPECT_EQ(GetErrorInfo(session_->Snapshot(now, Micros(0)).status()).reason, Reason::kNoFrame);
 }
 
+// Cameras send their frames one after the other: a prefix is of a whole set.
+TEST_F(SessionTest, APrefixIsOfAWholeSetOfFrames) {
+  Make({.cameras = {"a", "b"}});
+  ASSERT_TRUE(session_->SetInstruction("go", "f").ok());
+  session_->Publish(0, MakeFrame(1, 1));
+  session_->Publish(1, MakeFrame(2, 1));
+  ASSERT_NE(*session_->SnapshotPrefix(), nullptr);
+  session_->Publish(0, MakeFrame(3, 2));
+  EXPECT_EQ(*session_->SnapshotPrefix(), nullptr);
+  session_->Publish(1, MakeFrame(4, 2));
+  auto prefix = session_->SnapshotPrefix();
+  ASSERT_NE(*prefix, nullptr);
+  EXPECT_EQ((*prefix)->frames[0].capture_time_ns, 2);
+  EXPECT_EQ((*prefix)->frames[1].capture_time_ns, 2);
+  // A camera that is slower holds nobody up for more than a frame.
+  session_->Publish(0, MakeFrame(5, 3));
+  EXPECT_EQ(*session_->SnapshotPrefix(), nullptr);
+  session_->Publish(0, MakeFrame(6, 4));
+  prefix = session_->SnapshotPrefix();
+  ASSERT_NE(*prefix, nullptr);
+  EXPECT_EQ((*prefix)->frames[0].capture_time_ns, 4);
+  EXPECT_EQ((*prefix)->frames[1].capture_time_ns, 2);
+  // Nor does a new text wait.
+  session_->Publish(1, MakeFrame(7, 5));
+  EXPECT_EQ(*session_->SnapshotPrefix(), nullptr);
+  ASSERT_TRUE(session_->SetInstruction("stop", "f").ok());
+  ASSERT_NE(*session_->SnapshotPrefix(), nullptr);
+}
+
 TEST_F(SessionTest, NamesWhatIsMissing) {
   Make({.cameras = {"front", "wrist"}});
   const absl::Status no_text = session_->Snapshot(kStart, Micros(0)).status();
