@@ -40,10 +40,11 @@ struct VerifyOptions {
 // its end; longest.* must be the same as without padding. A frame is the camera's of its name, or
 // the first one's that has the words of its name (image.wrist_u8: left_wrist_0_rgb). F32: actions
 // within 2e-6, state and pixels within 1e-6, relative where they are over 1. BF16: stages within
-// 1e-2 * max|reference|, actions within 3 times the recorded distance of bf16.actions; of FAST
-// tokens, none of which are recorded in bf16, an id may differ where the recorded margin is below
-// twice the logits' tolerance, and what follows it is left out. fastN.*: the ids of fastN.sequence,
-// what they decode to, and what was encoded, within half a coefficient in each.
+// 1e-2 * max|reference| (velocities 2e-2: pi0's are up to 1.4e-2 off), actions within 3 times the
+// recorded distance of bf16.actions; of FAST tokens, none of which are recorded in bf16, an id may
+// differ where the recorded margin is below twice the logits' tolerance, and what follows it is
+// left out. fastN.*: the ids of fastN.sequence, what they decode to, and what was encoded, within
+// half a coefficient in each.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

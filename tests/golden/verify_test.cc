@@ -274,12 +274,12 @@ TEST_P(DamagedPolicy, IsNoticed) {
   DropTensorList();
   const std::string bytes = folder_.Read("golden.safetensors");
   const bool fast = std::string_view(GetParam()) == "pi0_fast";
-  std::vector<std::string> moved = {"state_raw",  "prefix.embs", "prefix.k.0",
-                                    "prefix.v.2", "actions",     "actions_normalized"};
+  std::vector<std::string> moved = {"prefix.embs", "prefix.k.0", "prefix.v.2", "actions",
+                                    "actions_normalized"};
   if (fast) {
     moved.insert(moved.end(), {"logits", "logit_margin", "fast2.decoded"});
   } else {
-    moved.insert(moved.end(), {"state_normalized", "pixels.1", "pixels.2", "noise",
+    moved.insert(moved.end(), {"state_raw", "state_normalized", "pixels.1", "pixels.2", "noise",
                                "vision.features.0", "prefix.final_norm_out", "step1.time",
                                "step3.x_t", "step9.v_t", "step9.suffix_embs", "step0.suffix_out"});
   }
