@@ -22,6 +22,10 @@ struct Kind {
 constexpr std::array kKinds = {
     Kind{"openvla", VerifyTokens, VerifyTokensWithoutBf16},
     Kind{"openvla_oft", VerifyOnePass, nullptr},
+    Kind{"smolvla", VerifyLerobot, nullptr},
+    Kind{"pi0", VerifyLerobot, nullptr},
+    Kind{"pi05", VerifyLerobot, nullptr},
+    Kind{"pi0_fast", VerifyLerobot, nullptr},
 };
 
 absl::StatusOr<bool> VerifyAll(const VerifyOptions& options) {

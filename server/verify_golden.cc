@@ -120,10 +120,14 @@ absl::StatusOr<Rgb8Image> Golden::Frame(uint32_t camera, std::string_view camera
   if (found == candidates.end()) {
     return absl::NotFoundError(StrCat("no frame of camera \"", camera_name, "\" is recorded"));
   }
-  ASSIGN_OR_RETURN(const TensorView view, file_.Tensor(*found));
+  return Image(*found);
+}
+
+absl::StatusOr<Rgb8Image> Golden::Image(std::string_view name) const {
+  ASSIGN_OR_RETURN(const TensorView view, file_.Tensor(name));
   if (view.dtype != DType::kU8 || view.rank != 3 || view.dim(2) != 3 || view.numel() == 0) {
     return absl::InvalidArgumentError(
-        StrCat(*found, ": expected u8[height, width, 3], got ", view.DebugString()));
+        StrCat(name, ": expected u8[height, width, 3], got ", view.DebugString()));
   }
   Rgb8Image image;
   image.height = static_cast<uint32_t>(view.dim(0));

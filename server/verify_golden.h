@@ -39,6 +39,7 @@ class Golden {
   // The frame of a model's camera: image_u8 (of the only one), imageN_u8 (of the Nth), or
   // image.NAME_u8 with the last part of its name. NOT_FOUND: there is none.
   absl::StatusOr<Rgb8Image> Frame(uint32_t camera, std::string_view camera_name) const;
+  absl::StatusOr<Rgb8Image> Image(std::string_view name) const;  // u8[height, width, 3]
   static bool IsFrame(std::string_view name);
   // What the robot was told: "instruction", or "task".
   absl::StatusOr<std::string> Instruction() const;

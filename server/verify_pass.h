@@ -66,6 +66,7 @@ struct VerifyContext {
 // A run of each kind; true when all that is recorded was compared and is good.
 absl::StatusOr<bool> VerifyTokens(const VerifyContext& context, bool bf16);
 absl::StatusOr<bool> VerifyOnePass(const VerifyContext& context, bool bf16);
+absl::StatusOr<bool> VerifyLerobot(const VerifyContext& context, bool bf16);
 // Why there is no BF16 run of this record; empty: there is one.
 std::string VerifyTokensWithoutBf16(const Golden& golden);
 

@@ -148,14 +148,16 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
                                             const BackendConfig& backend_config,
                                             const VerifyInput& input) {
   ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(backend_config));
-  ASSIGN_OR_RETURN(std::unique_ptr<Model> loaded, LoadModel(checkpoint, *backend, input.options));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> loaded,
+      input.load ? input.load(*backend) : LoadModel(checkpoint, *backend, input.options));
   const Model& model = *loaded;
   const ModelSpec& spec = model.spec();
 
   VerifyOutput out;
   out.tap = std::make_shared<RecordingTap>(*backend, input.stages);
   ASSIGN_OR_RETURN(out.engine, StartEngine(std::move(backend), std::move(loaded)));
-  if (spec.head.kind == HeadKind::kTokens) {
+  if (spec.head.kind == HeadKind::kTokens && spec.head.stop_tokens.empty()) {
     ASSIGN_OR_RETURN(out.bin_centres, BinCentres(model));
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> keys, KeysOf(spec, input));
@@ -163,10 +165,10 @@ absl::StatusOr<VerifyOutput> RunVerifyInput(const Checkpoint& checkpoint,
   if (spec.state_dim > 0) {
     ASSIGN_OR_RETURN(out.normalized_state, model.NormalizeState(input.state, out.tapped_key));
   }
-  ASSIGN_OR_RETURN(const std::shared_ptr<const Timeline> timeline, TimelineOf(model, input, out));
+  ASSIGN_OR_RETURN(out.timeline, TimelineOf(model, input, out));
   for (const std::string& key : keys) {
     absl::StatusOr<ActionChunk> chunk =
-        Act(*out.engine, timeline, input, out, key,
+        Act(*out.engine, out.timeline, input, out, key,
             key == out.tapped_key ? out.tap : std::shared_ptr<TapSink>());
     if (!chunk.ok()) {
       return absl::Status(

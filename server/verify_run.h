@@ -21,6 +21,8 @@ namespace saccade {
 
 struct VerifyInput {
   ModelOptions options;
+  // Empty: as LoadModel does. Else a variant of the model that no config asks for.
+  std::function<absl::StatusOr<std::unique_ptr<Model>>(Backend& backend)> load;
   // By index and name of the model's cameras. NOT_FOUND: none is recorded, which only an optional
   // camera may do without.
   std::function<absl::StatusOr<Rgb8Image>(uint32_t camera, std::string_view name)> frame_of;
@@ -35,10 +37,11 @@ struct VerifyInput {
 // What came out. Owns the engine: the tap's bytes are its backend's.
 struct VerifyOutput {
   std::vector<int32_t> prompt_ids;            // text ids in order, nothing else
+  std::shared_ptr<const Timeline> timeline;   // of the prompt
   std::vector<float> normalized_state;        // [state_width]
   std::map<std::string, ActionChunk> chunks;  // by statistics key
   std::string tapped_key;                     // of the tapped request
-  // Of a model that answers in tokens: of its action ids, from the highest id down.
+  // Of a model whose tokens are a value each: of its action ids, from the highest id down.
   std::vector<double> bin_centres;
   std::unique_ptr<Engine> engine;
   std::shared_ptr<RecordingTap> tap;

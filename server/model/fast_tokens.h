@@ -55,6 +55,7 @@ class FastTokens {
   uint32_t steps() const { return steps_; }
   uint32_t dim() const { return dim_; }
   uint32_t vocabulary() const { return vocabulary_; }  // FAST ids
+  double coefficient() const { return 1 / scale_; }    // that a step of one character stands for
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
   // Normalised actions [steps, dim]. INTERNAL (kInvalidActionToken), strict only: an id without a

@@ -160,6 +160,23 @@ bool IsSmolVla(const Checkpoint& checkpoint, const ModelOptions& /*options*/) {
   return IsLerobotPolicy(checkpoint, "smolvla");
 }
 
+absl::Status AddImageTokens(PolicyConfig& config) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
+                   Tokenizer::Load(config.tokenizer_dir));
+  for (const std::string_view token : {"<fake_token_around_image>", "<global-img>"}) {
+    const std::optional<int32_t> id = tokenizer->TokenToId(token);
+    if (!id || *id < 0 || *id >= static_cast<int32_t>(config.trunk.vocab)) {
+      return absl::InvalidArgumentError(
+          StrCat("config.json: add_image_special_tokens: the tokenizer has no ", token));
+    }
+    config.before_frame.push_back(
+        static_cast<int32_t>(config.trunk.vocab + config.trunk.unscaled.size()));
+    config.trunk.unscaled.push_back(*id);
+  }
+  config.after_frame = {config.before_frame.front()};
+  return absl::OkStatus();
+}
+
 absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint) {
   const JsonView config = checkpoint.config_view();
   PolicyConfig out;
@@ -187,19 +204,7 @@ absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint) {
   out.mask = SuffixMask::kCausal;
   out.prompt = PromptStyle::kLine;
   ASSIGN_OR_RETURN(const bool around, config.Bool("add_image_special_tokens", false));
-  if (around) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
-                     Tokenizer::Load(out.tokenizer_dir));
-    for (const std::string_view token : {"<fake_token_around_image>", "<global-img>"}) {
-      const std::optional<int32_t> id = tokenizer->TokenToId(token);
-      if (!id || *id < 0 || *id >= static_cast<int32_t>(out.trunk.vocab)) {
-        return config.Error(StrCat("add_image_special_tokens: the tokenizer has no ", token));
-      }
-      out.before_frame.push_back(static_cast<int32_t>(out.trunk.vocab + out.trunk.unscaled.size()));
-      out.trunk.unscaled.push_back(*id);
-    }
-    out.after_frame = {out.before_frame.front()};
-  }
+  if (around) RETURN_IF_ERROR(AddImageTokens(out));
   return out;
 }
 

@@ -14,6 +14,8 @@ namespace saccade {
 
 bool IsSmolVla(const Checkpoint& checkpoint, const ModelOptions& options = {});
 absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint);
+// What add_image_special_tokens of config.json asks for: special tokens around every frame.
+absl::Status AddImageTokens(PolicyConfig& config);
 absl::StatusOr<std::unique_ptr<Model>> LoadSmolVla(const Checkpoint& checkpoint, Backend& backend,
                                                    const ModelOptions& options);
 
