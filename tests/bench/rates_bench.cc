@@ -158,8 +158,9 @@ int Main(int argc, char** argv) {
   app.add_option("--server", binary, "the server's binary");
   CLI11_PARSE(app, argc, argv);
 
+  // A pushed act waits for one step of a refresh at most.
   ServerProcess server(
-      binary, "",
+      binary, "scheduler: {step_ceiling_ms: 2}\n",
       "  - name: smolvla\n    path: " +
           std::filesystem::absolute("tests/golden/data/smolvla/checkpoint").string() +
           "\n    default_class: control\n    kv: {memory_mb: 16}\n");
