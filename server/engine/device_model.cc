@@ -24,15 +24,15 @@ TapSink* TapOf(const StepPlan& plan) {
     tap = item.tap.get();
     request = item.request;
   }
-  for (const TrunkItem& item : plan.trunk) {
-    if (item.tap == nullptr || (tap != nullptr && item.request != request)) return nullptr;
+  const auto same = [&](const auto& item) {
+    if (item.tap == nullptr || (tap != nullptr && item.request != request)) return false;
     tap = item.tap.get();
     request = item.request;
-  }
-  for (const FlowItem& item : plan.flows) {
-    if (item.tap == nullptr || (tap != nullptr && item.request != request)) return nullptr;
-    tap = item.tap.get();
-    request = item.request;
+    return true;
+  };
+  if (!std::all_of(plan.trunk.begin(), plan.trunk.end(), same) ||
+      !std::all_of(plan.flows.begin(), plan.flows.end(), same)) {
+    return nullptr;
   }
   return tap;
 }

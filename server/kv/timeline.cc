@@ -67,49 +67,34 @@ TimelineBuilder::TimelineBuilder(const Digest128& salt, uint32_t block_tokens)
       block_tokens_(std::clamp<uint32_t>(block_tokens, 1, std::numeric_limits<uint16_t>::max())),
       timeline_(std::make_shared<Timeline>()) {}
 
-TimelineBuilder& TimelineBuilder::AddText(std::span<const int32_t> ids) {
-  if (ids.empty()) return *this;
-  Segment segment;
-  segment.modality = Modality::kText;
+TimelineBuilder& TimelineBuilder::Add(Segment segment, uint32_t count) {
+  if (count == 0) return *this;
   segment.begin = timeline_->num_tokens();
-  timeline_->tokens_.insert(timeline_->tokens_.end(), ids.begin(), ids.end());
-  segment.end = timeline_->num_tokens();
+  segment.end = segment.begin + count;
+  timeline_->tokens_.resize(segment.end, 0);
   timeline_->segments_.push_back(std::move(segment));
+  return *this;
+}
+
+TimelineBuilder& TimelineBuilder::AddText(std::span<const int32_t> ids) {
+  Add({.modality = Modality::kText}, static_cast<uint32_t>(ids.size()));
+  std::copy(ids.begin(), ids.end(),
+            timeline_->tokens_.end() - static_cast<std::ptrdiff_t>(ids.size()));
   return *this;
 }
 
 TimelineBuilder& TimelineBuilder::AddVision(uint32_t camera, ContentRef content,
                                             uint32_t num_tokens) {
-  if (num_tokens == 0) return *this;
-  Segment segment;
-  segment.modality = Modality::kVision;
-  segment.begin = timeline_->num_tokens();
-  timeline_->tokens_.resize(timeline_->tokens_.size() + num_tokens, 0);
-  segment.end = timeline_->num_tokens();
-  segment.camera = camera;
-  segment.content = std::move(content);
-  timeline_->segments_.push_back(std::move(segment));
-  return *this;
-}
-
-TimelineBuilder& TimelineBuilder::AddRows(Modality modality, uint32_t count, StateRef state) {
-  if (count == 0) return *this;
-  Segment segment;
-  segment.modality = modality;
-  segment.begin = timeline_->num_tokens();
-  timeline_->tokens_.resize(timeline_->tokens_.size() + count, 0);
-  segment.end = timeline_->num_tokens();
-  segment.state = std::move(state);
-  timeline_->segments_.push_back(std::move(segment));
-  return *this;
+  return Add({.modality = Modality::kVision, .camera = camera, .content = std::move(content)},
+             num_tokens);
 }
 
 TimelineBuilder& TimelineBuilder::AddState(StateRef state) {
-  return AddRows(Modality::kState, 1, std::move(state));
+  return Add({.modality = Modality::kState, .state = std::move(state)}, 1);
 }
 
 TimelineBuilder& TimelineBuilder::AddPlaces(uint32_t count) {
-  return AddRows(Modality::kAction, count, nullptr);
+  return Add({.modality = Modality::kAction}, count);
 }
 
 TimelineBuilder& TimelineBuilder::EndGroup() {

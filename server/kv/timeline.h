@@ -20,9 +20,9 @@ struct Segment {
   Modality modality = Modality::kText;
   uint32_t begin = 0;
   uint32_t end = 0;
-  uint32_t camera = 0;  // kVision
-  ContentRef content;   // kVision: the frame
-  StateRef state;       // kState: one row
+  uint32_t camera = 0;   // kVision
+  ContentRef content{};  // kVision: the frame
+  StateRef state{};      // kState: one row
 };
 
 // Which of a prompt's blocks a sequence may take over from the cache.
@@ -104,7 +104,7 @@ class TimelineBuilder {
   std::shared_ptr<const Timeline> Build();
 
  private:
-  TimelineBuilder& AddRows(Modality modality, uint32_t count, StateRef state);
+  TimelineBuilder& Add(Segment segment, uint32_t count);
 
   Digest128 salt_;
   uint32_t block_tokens_;

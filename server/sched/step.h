@@ -69,15 +69,14 @@ struct TrunkItem {
 };
 
 // How a chunk goes on with actions that are committed already, its first ones (real-time chunking).
-// With x_t the latents at flow time t, 1: noise, 0: actions:
+// With x_t the latents at flow time t, 1: noise, 0: actions. Source: Black et al., "Real-Time
+// Execution of Action Chunking Flow Policies" (2025), and "Training-Time Action Conditioning for
+// Efficient Real-Time Chunking" (2025).
 enum class CommitMode : uint8_t {
   // Before every step x_t = t * noise + (1 - t) * action for them (inpainting of a frozen prefix).
   kInpaint,
   // They are at flow time 0 throughout, whatever the time of the others, as a model that was
-  // trained
-  // so expects. Source of both: Black et al., "Real-Time Execution of Action Chunking Flow
-  // Policies"
-  // (2025), and "Training-Time Action Conditioning for Efficient Real-Time Chunking" (2025).
+  // trained so expects.
   kPerActionTime,
 };
 
