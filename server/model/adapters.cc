@@ -278,17 +278,11 @@ absl::StatusOr<StatisticsRange> ReadStatisticsRange(const JsonView& group, std::
   return out;
 }
 
-absl::StatusOr<const PolicyAdapters*> FindAdapters(std::span<const PolicyAdapters> sets,
+absl::StatusOr<const PolicyAdapters*> FindAdapters(const std::vector<PolicyAdapters>& sets,
                                                    std::string_view key) {
-  if (key.empty() && sets.size() == 1) return &sets.front();
-  std::string known;
-  for (const PolicyAdapters& set : sets) {
-    if (set.key == key) return &set;
-    StrAppend(&known, known.empty() ? "" : ", ", set.key);
-  }
-  return InvalidField("statistics_key", key.empty()
-                                            ? StrCat("is needed; known: ", known)
-                                            : StrCat("unknown \"", key, "\"; known: ", known));
+  if (!key.empty()) return FindSet(sets, key);
+  if (sets.size() == 1) return &sets.front();
+  return InvalidField("statistics_key", StrCat("is needed; known: ", KeysOf(sets)));
 }
 
 }  // namespace saccade

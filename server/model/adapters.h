@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/strings.h"
 #include "model/checkpoint.h"
 #include "model/json_util.h"
 
@@ -130,8 +131,23 @@ struct PolicyAdapters {
 // state features. UNIMPLEMENTED: a mode or a processing step that this server does not follow.
 absl::StatusOr<std::vector<PolicyAdapters>> ReadPolicyAdapters(const Checkpoint& checkpoint);
 
+template <class Set>
+std::string KeysOf(const std::vector<Set>& sets) {
+  std::string keys;
+  for (const Set& set : sets) StrAppend(&keys, keys.empty() ? "" : ", ", set.key);
+  return keys;
+}
+// Of sets of statistics, the one with that key. INVALID_ARGUMENT (field "statistics_key") lists
+// them.
+template <class Set>
+absl::StatusOr<const Set*> FindSet(const std::vector<Set>& sets, std::string_view key) {
+  for (const Set& set : sets) {
+    if (set.key == key) return &set;
+  }
+  return InvalidField("statistics_key", StrCat("unknown \"", key, "\"; known: ", KeysOf(sets)));
+}
 // INVALID_ARGUMENT (field "statistics_key"): unknown, or empty where there are several; lists them.
-absl::StatusOr<const PolicyAdapters*> FindAdapters(std::span<const PolicyAdapters> sets,
+absl::StatusOr<const PolicyAdapters*> FindAdapters(const std::vector<PolicyAdapters>& sets,
                                                    std::string_view key);
 
 }  // namespace saccade

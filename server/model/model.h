@@ -14,6 +14,7 @@
 #include "base/modality.h"
 #include "base/policy.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "model/model_image.h"
 #include "model/tokenizer.h"
 #include "tensor/arena.h"
@@ -310,6 +311,14 @@ class Model {
     return absl::UnimplementedError("the model has no flow head");
   }
 };
+
+// INVALID_ARGUMENT names "camera" where that index is none of the model's.
+inline absl::Status CheckCamera(const ModelSpec& spec, uint32_t camera) {
+  const size_t cameras = spec.cameras.size();
+  if (camera < cameras) return absl::OkStatus();
+  return InvalidField("camera", StrCat("index ", camera, ", but the model has ", cameras,
+                                       cameras == 1 ? " camera" : " cameras"));
+}
 
 class Checkpoint;
 

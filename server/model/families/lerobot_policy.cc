@@ -308,10 +308,7 @@ absl::StatusOr<Prompt> LerobotPolicy::BuildPromptFromTokens(std::span<const int3
 }
 
 absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows& rows) const {
-  if (camera >= spec_.cameras.size()) {
-    return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
-                                         spec_.cameras.size(), " cameras"));
-  }
+  RETURN_IF_ERROR(CheckCamera(spec_, camera));
   return ResizeWithPad(rows, config_.tower.image_size, config_.tower.image_size, config_.pad_side);
 }
 

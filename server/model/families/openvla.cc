@@ -55,7 +55,6 @@ class OpenVla final : public Model {
   absl::Status LoadWeights(const Checkpoint& checkpoint);
   void FillSpec(const Checkpoint& checkpoint, size_t weight_bytes);
   absl::StatusOr<Prompt> PromptOf(std::vector<int32_t> ids, std::string_view field) const;
-  absl::StatusOr<const OpenVlaStatistics*> FindStatistics(std::string_view key) const;
 
   OpenVlaConfig config_;
   Preprocessor preprocessor_;
@@ -135,28 +134,16 @@ absl::StatusOr<Prompt> OpenVla::BuildPromptFromTokens(std::span<const int32_t> i
 }
 
 absl::StatusOr<ModelImage> OpenVla::Preprocess(uint32_t camera, ImageRows& rows) const {
-  if (camera >= spec_.cameras.size()) {
-    return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
-                                         spec_.cameras.size(), " camera"));
-  }
+  RETURN_IF_ERROR(CheckCamera(spec_, camera));
   return preprocessor_.Apply(rows);
 }
 
 bool OpenVla::IsActionToken(int32_t id) const { return config_.bins.Has(id); }
 
-absl::StatusOr<const OpenVlaStatistics*> OpenVla::FindStatistics(std::string_view key) const {
-  std::string known;
-  for (const OpenVlaStatistics& s : config_.statistics) {
-    if (s.key == key) return &s;
-    StrAppend(&known, known.empty() ? "" : ", ", s.key);
-  }
-  return InvalidField("statistics_key", StrCat("unknown \"", key, "\"; known: ", known));
-}
-
 absl::StatusOr<ActionChunk> OpenVla::DecodeActions(std::span<const int32_t> tokens,
                                                    std::string_view statistics_key,
                                                    InvalidTokenPolicy policy) const {
-  ASSIGN_OR_RETURN(const OpenVlaStatistics* s, FindStatistics(statistics_key));
+  ASSIGN_OR_RETURN(const OpenVlaStatistics* s, FindSet(config_.statistics, statistics_key));
   if (tokens.size() != s->action.dim()) {
     return absl::InvalidArgumentError(
         StrCat(tokens.size(), " action tokens, expected ", s->action.dim()));

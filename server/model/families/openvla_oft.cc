@@ -169,25 +169,18 @@ absl::StatusOr<Prompt> OpenVlaOft::BuildPromptFromTokens(std::span<const int32_t
 }
 
 absl::StatusOr<ModelImage> OpenVlaOft::Preprocess(uint32_t camera, ImageRows& rows) const {
-  if (camera >= spec_.cameras.size()) {
-    return InvalidField("camera", StrCat("index ", camera, ", but the model has ",
-                                         spec_.cameras.size(), " cameras"));
-  }
+  RETURN_IF_ERROR(CheckCamera(spec_, camera));
   return preprocessor_.Apply(rows);
 }
 
 absl::StatusOr<const OftStatistics*> OpenVlaOft::FindStatistics(std::string_view key) const {
-  std::string known;
-  for (const OftStatistics& s : config_.statistics) {
-    if (s.key == key) return &s;
-    StrAppend(&known, known.empty() ? "" : ", ", s.key);
-  }
+  // None of the unfit is among them.
   for (const auto& [unfit, why] : config_.unfit) {
-    if (unfit == key) {
-      return InvalidField("statistics_key", StrCat("\"", key, "\" ", why, "; known: ", known));
-    }
+    if (unfit != key) continue;
+    return InvalidField("statistics_key",
+                        StrCat("\"", key, "\" ", why, "; known: ", KeysOf(config_.statistics)));
   }
-  return InvalidField("statistics_key", StrCat("unknown \"", key, "\"; known: ", known));
+  return FindSet(config_.statistics, key);
 }
 
 absl::StatusOr<std::vector<float>> OpenVlaOft::NormalizeState(std::span<const float> state,
