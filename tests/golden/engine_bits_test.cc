@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "model/checkpoint.h"
 #include "session/prompt_timeline.h"
+#include "tests/golden/support/engine_serving.h"
 
 namespace saccade {
 namespace {
@@ -30,18 +31,6 @@ constexpr const char* kInstructions[kRequests] = {"keep your lane, speed 21",
                                                   "merge right, speed 21",
                                                   "hurry up, speed 15",
                                                   "keep your lane, speed 21"};
-
-class CollectSink final : public ResponseSink {
- public:
-  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
-  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
-    done_.set_value(std::move(result));
-  }
-  absl::StatusOr<ActResult> Take() { return done_.get_future().get(); }
-
- private:
-  std::promise<absl::StatusOr<ActResult>> done_;
-};
 
 struct ServingSetup {
   bool guarded_ref = false;
@@ -76,25 +65,11 @@ class Served {
     for (PartitionQuota& quota : model.kv.partitions) quota.cap = model.kv.num_blocks;
     model.embedding_slots = 16;
     model.max_sequences = 64;
-    EngineOptions options;
-    LatencyClass klass;
-    klass.name = "any";
-    klass.on_late = OnLate::kRunLate;
-    klass.max_queued = 1000;
-    options.classes = {klass};
-    options.step_ceiling = setup.step_ceiling;
-    options.max_new_tokens = 64;
-    options.check_pages = true;
-    std::vector<std::unique_ptr<Backend>> backends;
-    backends.push_back(std::move(backend));
     std::vector<ServedModel> models;
     models.push_back(std::move(model));
-    auto engine =
-        Engine::Start(options, std::move(backends), std::move(models), served->clock_, nullptr);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    if (!engine.ok()) return nullptr;
-    served->engine_ = *std::move(engine);
-    return served;
+    served->engine_ = StartPatientEngine(std::move(backend), std::move(models), served->clock_,
+                                         setup.step_ceiling, 64);
+    return served->engine_ == nullptr ? nullptr : std::move(served);
   }
 
   // Request `which` in [0, 8) is one of the mixed eight; others vary the frame and the words.

@@ -18,6 +18,7 @@
 #include "model/checkpoint.h"
 #include "model/safetensors.h"
 #include "session/prompt_timeline.h"
+#include "tests/golden/support/engine_serving.h"
 #include "tests/golden/support/flow_runner.h"
 #include "tests/golden/support/setup.h"
 
@@ -33,24 +34,6 @@ const std::vector<Policy> kPolicies = {
     {"smolvla", {"image.top_u8", "image.wrist_u8"}, "pick up the red block and put it in the bowl"},
     {"pi0", {"image.base_u8", "image.wrist_u8"}, "Pick up the_red block"},
     {"pi05", {"image.base_u8", "image.wrist_u8"}, "Pick up the_red block"},
-};
-
-class CollectSink final : public ResponseSink {
- public:
-  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {
-    ADD_FAILURE() << "a flow has no tokens";
-  }
-  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
-    done_.set_value(std::move(result));
-  }
-  ActResult Take() {
-    absl::StatusOr<ActResult> result = done_.get_future().get();
-    EXPECT_TRUE(result.ok()) << result.status();
-    return result.ok() ? *std::move(result) : ActResult();
-  }
-
- private:
-  std::promise<absl::StatusOr<ActResult>> done_;
 };
 
 struct ServerSetup {
@@ -116,19 +99,7 @@ class Served {
       model.max_sequences = 32;
       models.push_back(std::move(model));
     }
-    LatencyClass klass;
-    klass.name = "any";
-    klass.on_late = OnLate::kRunLate;
-    klass.max_queued = 1000;
-    EngineOptions options;
-    options.classes = {klass};
-    options.step_ceiling = setup.step_ceiling;
-    options.check_pages = true;
-    std::vector<std::unique_ptr<Backend>> backends;
-    backends.push_back(std::move(backend));
-    auto engine = Engine::Start(options, std::move(backends), std::move(models), clock_, nullptr);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    engine_ = *std::move(engine);
+    engine_ = StartPatientEngine(std::move(backend), std::move(models), clock_, setup.step_ceiling);
   }
 
   std::shared_ptr<CollectSink> Submit(const Ask& ask) {
@@ -175,8 +146,15 @@ class Served {
     EXPECT_TRUE(engine_->Submit(std::move(request)).ok());
     return sink;
   }
-  std::vector<std::vector<double>> Values(const Ask& ask) { return ValuesOf(Submit(ask)->Take()); }
-  static std::vector<std::vector<double>> ValuesOf(const ActResult& result) {
+  std::vector<std::vector<double>> Values(const Ask& ask) { return ValuesOf(*Submit(ask)); }
+  static ActResult ResultOf(CollectSink& sink) {
+    absl::StatusOr<ActResult> result = sink.Take();
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(sink.tokens(), 0u) << "a flow has no tokens";
+    return result.ok() ? *std::move(result) : ActResult();
+  }
+  static std::vector<std::vector<double>> ValuesOf(CollectSink& sink) {
+    const ActResult result = ResultOf(sink);
     std::vector<std::vector<double>> all;
     for (const ActionChunk& chunk : result.chunks) all.push_back(chunk.values);
     return all;
@@ -307,7 +285,7 @@ TEST(EngineFlow, AnyMixIsSolo) {
         std::vector<std::shared_ptr<CollectSink>> sinks;
         for (const Ask& ask : Mix()) sinks.push_back(served.Submit(ask));
         for (size_t i = 0; i < sinks.size(); ++i) {
-          EXPECT_EQ(Served::ValuesOf(sinks[i]->Take()), expected[i]) << "request " << i;
+          EXPECT_EQ(Served::ValuesOf(*sinks[i]), expected[i]) << "request " << i;
         }
       }
       EXPECT_TRUE(served.engine().CheckInvariants().ok());
@@ -412,9 +390,8 @@ TEST(EngineFlow, APrefixIsMadeForThoseWhoAskLater) {
     SCOPED_TRACE(kPolicies[policy].name);
     const auto expected = served.Values({.policy = policy, .picture = 2});
     (void)served.Work();
-    EXPECT_TRUE(served.Submit({.policy = policy, .picture = 3, .prefix_only = true})
-                    ->Take()
-                    .chunks.empty());
+    const auto refresh = served.Submit({.policy = policy, .picture = 3, .prefix_only = true});
+    EXPECT_TRUE(Served::ResultOf(*refresh).chunks.empty());
     StepShape work = served.Work();
     EXPECT_EQ(work.frames, 2u);
     EXPECT_EQ(work.decode_rows, 0u);

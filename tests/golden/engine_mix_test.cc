@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "session/prompt_timeline.h"
+#include "tests/golden/support/engine_serving.h"
 #include "tests/golden/support/setup.h"
 
 namespace saccade {
@@ -29,18 +30,6 @@ constexpr uint32_t kDistinct = 48;
 constexpr uint32_t kFrames = 5;
 constexpr const char* kWords[] = {"pick up the block", "pick up the red block", "open the drawer",
                                   "push the button slowly"};
-
-class CollectSink final : public ResponseSink {
- public:
-  void OnToken(RequestId, uint32_t, uint32_t, int32_t) override {}
-  void OnDone(RequestId, absl::StatusOr<ActResult> result) override {
-    done_.set_value(std::move(result));
-  }
-  absl::StatusOr<ActResult> Take() { return done_.get_future().get(); }
-
- private:
-  std::promise<absl::StatusOr<ActResult>> done_;
-};
 
 // What an answer is: ids of every sample, or the code of its failure.
 using Answer = std::vector<std::vector<int32_t>>;
