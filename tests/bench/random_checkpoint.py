@@ -81,10 +81,10 @@ def block(seed: int, std: float, mean: float, dtype: str) -> memoryview:
     """The block scaled, as bytes of the file; BF16 is rounded to even."""
     values = normals(seed) * np.float32(std) + np.float32(mean)
     if dtype == "F32":
-        return memoryview(values.astype("<f4")).cast("B")
+        return values.astype("<f4").data.cast("B")
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return memoryview(rounded.astype("<u2")).cast("B")
+    return rounded.astype("<u2").data.cast("B")
 
 
 def write_values(file: BinaryIO, tensor: Tensor, seed: int) -> None:
@@ -174,9 +174,8 @@ def write_lerobot_files(out: Path, side: int, state: int, action: int, **config:
 
     def policy(content: dict[str, Any]) -> None:
         content.update(config)
-        # A placeholder is no camera; the other keys came after the oldest release that loads the folder.
-        for key in ("pretrained_revision", "use_relative_actions", "relative_exclude_joints"):
-            content.pop(key, None)
+        # No release of lerobot for Python 3.11 knows this key.
+        content.pop("pretrained_revision", None)
         content["input_features"].pop("observation.images.empty_camera_0", None)
         content["empty_cameras"] = 0
         shape(content["input_features"])
@@ -307,7 +306,112 @@ def write_smolvla(out: Path, seed: int) -> None:
     write_safetensors(out / "model.safetensors", list(smolvla_tensors()), seed)
 
 
-WRITERS = {"smolvla": write_smolvla}
+def pi0_tensors() -> Iterator[Tensor]:
+    """pi0: PaliGemma 2B at 224 pixels and an expert of Gemma's shape, 300M. The table of words is tied."""
+    hidden, expert, rows, kv, layers, vocab = 2048, 1024, 8 * 256, 256, 18, 257152
+    yield from policy_heads(expert, expert, 32, 32)
+    # Gains of Gemma's norms are what is added to 1.
+    p = "model.paligemma_with_expert.gemma_expert."
+    yield matrix(f"{p}lm_head.weight", vocab, expert)
+    for i in range(layers):
+        yield from decoder_layer(f"{p}model.layers.{i}.", expert, rows, kv, 4096, 0.0)
+    yield gain(f"{p}model.norm.weight", expert, 0.0)
+    p = "model.paligemma_with_expert.paligemma."
+    yield matrix(f"{p}lm_head.weight", vocab, hidden)
+    for i in range(layers):
+        yield from decoder_layer(
+            f"{p}model.language_model.layers.{i}.", hidden, rows, kv, 16384, 0.0
+        )
+    yield gain(f"{p}model.language_model.norm.weight", hidden, 0.0)
+    yield from linear(f"{p}model.multi_modal_projector.linear", hidden, 1152)
+    yield from siglip(f"{p}model.vision_tower.vision_model.", 1152, 27, 4304, 14, 256)
+
+
+def write_pi0(out: Path, seed: int) -> None:
+    """lerobot/pi0_base in BF16, with the three cameras it was trained with."""
+    copy_but_weights("pi0", out)
+    write_lerobot_files(
+        out,
+        *(224, 7, 6),
+        chunk_size=50,
+        n_action_steps=50,
+        image_resolution=[224, 224],
+        dtype="bfloat16",
+    )
+    write_safetensors(out / "model.safetensors", list(pi0_tensors()), seed)
+
+
+def timm_tower(
+    p: str, width: int, depth: int, mlp: int, patches: int, dino: bool
+) -> Iterator[Tensor]:
+    """A tower by the names of timm; DINOv2 has class, register tokens and layer scales, SigLIP an unused pool."""
+    if dino:
+        yield Tensor(f"{p}cls_token", (1, 1, width), 0.5)
+        yield Tensor(f"{p}reg_token", (1, 4, width), 0.5)
+    yield Tensor(f"{p}pos_embed", (1, patches, width), 0.5)
+    yield matrix(f"{p}patch_embed.proj.weight", width, 3, 14, 14)
+    yield Tensor(f"{p}patch_embed.proj.bias", (width,), 0.02)
+    for i in range(depth):
+        b = f"{p}blocks.{i}."
+        yield from layer_norm(f"{b}norm1", width)
+        yield from linear(f"{b}attn.qkv", 3 * width, width)
+        yield from linear(f"{b}attn.proj", width, width)
+        yield from layer_norm(f"{b}norm2", width)
+        yield from linear(f"{b}mlp.fc1", mlp, width)
+        yield from linear(f"{b}mlp.fc2", width, mlp)
+        if dino:
+            yield gain(f"{b}ls1.scale_factor", width, 0.5)
+            yield gain(f"{b}ls2.scale_factor", width, 0.5)
+    yield from layer_norm(f"{p}norm", width)
+    if not dino:
+        p = f"{p}attn_pool."
+        yield Tensor(f"{p}latent", (1, 1, width), 0.5)
+        yield from linear(f"{p}q", width, width)
+        yield from linear(f"{p}kv", 2 * width, width)
+        yield from linear(f"{p}proj", width, width)
+        yield from layer_norm(f"{p}norm", width)
+        yield from linear(f"{p}mlp.fc1", mlp, width)
+        yield from linear(f"{p}mlp.fc2", width, mlp)
+
+
+def openvla_tensors() -> Iterator[Tensor]:
+    """OpenVLA-7B: DINOv2 and SigLIP at 224 pixels, a projector, Llama 2 7B."""
+    hidden, mlp, layers, vocab = 4096, 11008, 32, 32064
+    dino, siglip_width = 1024, 1152
+    features = dino + siglip_width
+    yield from timm_tower("vision_backbone.featurizer.", dino, 24, 4096, 256, True)
+    yield from timm_tower("vision_backbone.fused_featurizer.", siglip_width, 27, 4304, 256, False)
+    yield from linear("projector.fc1", 4 * features, features)
+    yield from linear("projector.fc2", hidden, 4 * features)
+    yield from linear("projector.fc3", hidden, hidden)
+    p = "language_model.model."
+    yield matrix(f"{p}embed_tokens.weight", vocab, hidden)
+    for i in range(layers):
+        yield from decoder_layer(f"{p}layers.{i}.", hidden, hidden, hidden, mlp, 1.0)
+    yield gain(f"{p}norm.weight", hidden)
+    yield matrix("language_model.lm_head.weight", vocab, hidden)
+
+
+def write_openvla(out: Path, seed: int) -> None:
+    """openvla/openvla-7b in its three files."""
+    copy_but_weights("openvla", out)
+
+    def config(content: dict[str, Any]) -> None:
+        del content["tiny_timm_overrides"]
+        content["torch_dtype"] = "bfloat16"
+        content["text_config"].update(
+            hidden_size=4096,
+            intermediate_size=11008,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=32,
+        )
+
+    edit_json(out / "config.json", config)
+    write_sharded(out, list(openvla_tensors()), seed)
+
+
+WRITERS = {"openvla": write_openvla, "pi0": write_pi0, "smolvla": write_smolvla}
 
 
 def write_checkpoint(family: str, out: Path, seed: int = 0) -> None:
