@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-import torch  # noqa: E402
-from lerobot.policies.factory import make_pre_post_processors  # noqa: E402
-from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy  # noqa: E402
+import torch
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
 
 def number_patches_in_order(policy: Any) -> None:
@@ -51,9 +51,7 @@ def observations(path: Path, cameras: list[str], make_batch: Any) -> list[tuple[
     out = []
     with np.load(path) as data:
         text = str(data["text"])
-        for images, state, noise in zip(
-            data["images"], data["states"], data["noise"], strict=True
-        ):
+        for images, state, noise in zip(data["images"], data["states"], data["noise"], strict=True):
             batch: dict[str, Any] = {"observation.state": torch.from_numpy(state), "task": text}
             for camera, image in zip(cameras, images, strict=True):
                 batch[camera] = torch.from_numpy(image).permute(2, 0, 1).float() / 255
