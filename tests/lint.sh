@@ -70,7 +70,8 @@ check_yaml() {
 check_python() {
   local -a files typed
   mapfile -t files < <(sources '*.py' ':!client/saccade/v1')
-  mapfile -t typed < <(sources 'client/*.py' 'deploy/demo/*.py' tests/tidy.py ':!client/saccade/v1')
+  mapfile -t typed < <(sources 'client/*.py' 'deploy/demo/*.py' tests/tidy.py tests/bench/{families,random_checkpoint}.py \
+    ':!client/saccade/v1')
   # Scripts that make test data keep the notation of the papers and libraries they follow.
   "$venv/bin/ruff" check --quiet --output-format concise --config client/pyproject.toml --config 'src=["client"]' \
     --config 'lint.per-file-ignores={"tests/data/*"=["B","RUF","SIM"], "tests/golden/*"=["B","RUF","SIM"]}' "${files[@]}" &&
