@@ -25,23 +25,12 @@ from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
 
-def number_patches_in_order(policy: Any) -> None:
-    """transformers 4.55 to 4.57 give every patch the position before its own; every other release is as trained."""
-    embeddings = policy.model.vlm_with_expert.get_vlm_model().vision_model.embeddings
-
-    def forward(pixel_values: Any, patch_attention_mask: Any = None) -> Any:
-        x = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
-        return x + embeddings.position_embedding(torch.arange(x.shape[1]))[None]
-
-    embeddings.forward = forward
-
-
 def load(checkpoint: Path) -> tuple[Any, Any]:
     """The policy and what makes its batches."""
     os.chdir(checkpoint)  # config.json names the tokenizer's folder relative to it
     policy = SmolVLAPolicy.from_pretrained(".", strict=True).eval()
+    # In F32 this release of transformers would shift every patch to the position before its own; BF16 rounds that away.
     policy.model.vlm_with_expert.to(torch.bfloat16)
-    number_patches_in_order(policy)
     make_batch, _ = make_pre_post_processors(policy.config, pretrained_path=".")
     return policy, make_batch
 
