@@ -108,6 +108,7 @@ void SessionCore::HandleInbox(bool may_decode) {
       inbox_.clear();
       inbox_bytes_ = 0;
       push_due_.reset();
+      refreshed_.reset();
     }
     if (refreshed_ || push_due_) {
       const std::optional<Refreshed> refreshed = std::exchange(refreshed_, std::nullopt);
@@ -459,6 +460,7 @@ void SessionCore::Detach() {
   }
   service_->SetStreamOpen(false);
   if (!opened) return;
+  if (refresh_class_) service_->engine().CancelSession(id_);  // a prefix that nobody will read
   Serving::SetSessionOpen(*target_.model, false);
   LogInfo("session ended",
           {LogField(id_), {"messages", messages}, {"token_events_dropped", dropped}});

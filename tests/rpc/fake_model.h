@@ -45,9 +45,12 @@ class Gate {
   }
   // Open for that many who pass from now on, then closed.
   void CloseAfter(int passes) {
-    const std::lock_guard lock(mu_);
-    open_ = passes > 0;
-    passes_ = passes;
+    {
+      const std::lock_guard lock(mu_);
+      open_ = passes > 0;
+      passes_ = passes;
+    }
+    changed_.notify_all();
   }
   void Pass() {
     std::unique_lock lock(mu_);
@@ -62,6 +65,10 @@ class Gate {
   void AwaitWaiter() {
     std::unique_lock lock(mu_);
     changed_.wait(lock, [this] { return waiting_ > 0; });
+  }
+  bool waiting() const {
+    const std::lock_guard lock(mu_);
+    return waiting_ > 0;
   }
   uint64_t passed() const {
     const std::lock_guard lock(mu_);
