@@ -108,10 +108,20 @@ v1::ErrorDetail ErrorDetailOf(const absl::Status& status) {
   return detail;
 }
 
+std::string StatusMessage(const absl::Status& status) {
+  constexpr size_t kMost = 1500;
+  constexpr std::string_view kCut = " ...";
+  std::string_view message = FromAbsl(status.message());
+  if (message.size() <= kMost) return std::string(message);
+  size_t end = kMost - kCut.size();
+  while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;
+  return StrCat(message.substr(0, end), kCut);
+}
+
 std::string StatusDetails(const absl::Status& status) {
   v1::RpcStatus proto;
   proto.set_code(static_cast<int>(status.code()));
-  proto.set_message(std::string(FromAbsl(status.message())));
+  proto.set_message(StatusMessage(status));
   proto.add_details()->PackFrom(ErrorDetailOf(status));
   return proto.SerializeAsString();
 }
