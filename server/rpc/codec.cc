@@ -222,6 +222,7 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   if (spec.head.kind == HeadKind::kFlow) {
     proto.set_flow_steps(spec.head.steps);
     proto.set_flow_width(spec.head.width);
+    proto.set_flow_actions(spec.head.horizon);
   }
   return proto;
 }

@@ -370,6 +370,9 @@ absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target&
     if (act.has_committed()) {
       return InvalidField(Path(prefix, "committed"), "the model does not denoise");
     }
+    if (head.kind == HeadKind::kOnePass && fields.temperature != 0) {
+      return InvalidField(Path(prefix, "temperature"), "the model has none: must be 0");
+    }
     return nullptr;
   }
   if (fields.temperature != 0) {
@@ -399,6 +402,11 @@ absl::Status Serving::ReadCommitted(const Target& target, const v1::CommittedAct
   const auto values = static_cast<uint32_t>(committed.normalized_size());
   const uint32_t dim = target.statistics->action_dim;
   const std::string field = Path(prefix, "normalized");
+  if (values > 0 && head.relative) {
+    return InvalidField(field,
+                        "the model's actions are relative to the state of their own "
+                        "request: none of another can be committed");
+  }
   if (values % dim != 0 || values / dim >= head.horizon) {
     return InvalidField(field, StrCat("has ", values, " values, expected a multiple of ", dim,
                                       " below ", head.horizon * dim));
