@@ -101,10 +101,10 @@ void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoin
   HandleInbox(/*may_decode=*/false);
 }
 
-void SessionCore::HandleInbox(bool may_decode) {
+void SessionCore::HandleInbox(bool may_decode, bool brief) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (cancelled_ || closing_) {
+    if (cancelled_ || closing_ || finish_sent_) {
       inbox_.clear();
       inbox_bytes_ = 0;
       push_due_.reset();
@@ -134,7 +134,8 @@ void SessionCore::HandleInbox(bool may_decode) {
     DropSupersededLocked(service_->clock().Now());
     if (!IsFrame(inbox_.front().message)) continue;
     if (!may_decode) {
-      const FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
+      FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
+      if (brief) size = std::max(size, FairExecutor::Size::kMedium);
       PumpLocked();
       lock.unlock();
       service_->decoding().Run(account_, size,

@@ -55,11 +55,20 @@ void SessionCore::OnRefreshed(const std::shared_ptr<const Observation>& prefix, 
     const std::lock_guard lock(mu_);
     refreshed_ = {prefix, ok};
     if (port_ == nullptr || finish_sent_ || handling_) return;
+  }
+  // Not here: this is a turn of the engine. A message or a turn of a push that comes before does
+  // it.
+  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
+                           [self = shared_from_this()] { self->HandleRefreshed(); });
+}
+
+void SessionCore::HandleRefreshed() {
+  {
+    const std::lock_guard lock(mu_);
+    if (!refreshed_ || handling_) return;
     handling_ = true;
   }
-  // Not here: this is a turn of the engine.
-  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
-                           [self = shared_from_this()] { self->HandleInbox(false); });
+  HandleInbox(/*may_decode=*/false);
 }
 
 void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
@@ -104,7 +113,7 @@ void SessionCore::OnPush(TimePoint due) {
     if (handling_) return;
     handling_ = true;
   }
-  HandleInbox(/*may_decode=*/false);
+  HandleInbox(/*may_decode=*/false, /*brief=*/true);
 }
 
 void SessionCore::PushAct(TimePoint due) {

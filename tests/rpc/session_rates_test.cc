@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <thread>
@@ -434,6 +436,40 @@ TEST_F(SessionRatesTest, TurnsAreLeftOutWhileAnswersAreNotRead) {
   EXPECT_EQ(Chunk().act_id(), id);
 }
 
+// The thread of the turns has those of all streams to take.
+TEST_F(SessionRatesTest, NoFrameIsDecodedInATurn) {
+  const std::thread::id turns = std::this_thread::get_id();
+  std::function<void()> on_prompt;
+  std::atomic<int> frames_here{0};
+  std::atomic<int> frames{0};
+  FakeModelOptions model;
+  model.cameras = {"left", "right"};
+  model.optional_cameras = true;
+  model.on_prompt = [&] {
+    if (on_prompt) std::exchange(on_prompt, nullptr)();
+  };
+  model.on_frame = [&] {
+    ++frames;
+    if (std::this_thread::get_id() == turns) ++frames_here;
+  };
+  OpenAs({.model = std::move(model)});
+  SettledFrame(1, "left");
+  EXPECT_EQ(frames_here, 1);  // a small one, by the thread that brought it
+  Push(kSlowHz, 100);
+  Turn();
+  EXPECT_THAT(TimesOf(Chunk()), ::testing::ElementsAre(1));
+  SettledFrame(2, "right");
+  frames_here = frames = 0;
+  on_prompt = [this] { Frame(3, "left"); };  // while the turn is taken: there is a camera more
+  Turn();
+  EXPECT_THAT(TimesOf(Chunk()), ::testing::ElementsAre(1, 2));
+  Settle();
+  EXPECT_EQ(frames, 1);
+  EXPECT_EQ(frames_here, 0);
+  Turn();
+  EXPECT_THAT(TimesOf(Chunk()), ::testing::ElementsAre(3, 2));
+}
+
 // What a push asks for is kept: it is looked at before.
 TEST_F(SessionRatesTest, APushKeepsNothingThatTheModelDoesNotTake) {
   OpenAs({});
@@ -494,6 +530,23 @@ TEST_F(SessionRatesTest, ANewerSetOvertakesOnesThatWait) {
   const v1::ActionChunk chunk = Act(2);
   EXPECT_THAT(TimesOf(chunk), ::testing::ElementsAre(4));
   EXPECT_TRUE(chunk.frames_cached());
+}
+
+// Frames of others may take all threads that decode: acts do not wait for them.
+TEST_F(SessionRatesTest, APrefixThatIsMadeHoldsUpNoMessage) {
+  OpenAs({.refresh = true});
+  SettledFrame(1);
+  gate_->Close();
+  Frame(2);
+  gate_->AwaitWaiter();
+  AwaitDecoded();
+  HoldDecoding();
+  gate_->Open();
+  AwaitAnswers();
+  const v1::ActionChunk chunk = Act(1);
+  EXPECT_THAT(TimesOf(chunk), ::testing::ElementsAre(2));
+  EXPECT_TRUE(chunk.frames_cached());
+  ReleaseDecoding();
 }
 
 TEST_F(SessionRatesTest, APrefixThatFailsLeavesTheLastOneInForce) {
