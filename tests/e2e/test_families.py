@@ -147,7 +147,9 @@ def test_a_policy_that_serves_the_first_actions_of_its_chunk(tmp_path: Path) -> 
     shutil.copytree(case.checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     rewrite(folder / "config.json", {**config, "n_action_steps": 4})
-    running = RunningServer(models=f"  - {{name: smolvla, path: {folder}}}")
+    running = RunningServer(
+        models=f"  - {{name: smolvla, path: {folder}, default_class: best_effort}}"
+    )
     try:
         running.wait_ready()
         with Client(running.address, timeout_s=30) as client:
