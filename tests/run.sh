@@ -162,10 +162,10 @@ run_sanitized() {
   # thread. What the rpc tests do on a transport of their own instead needs no gRPC to be judged.
   say "Build (thread sanitizer)"
   mapfile -t targets < <(tests_in unit kv sim)
-  configure_and_build tsan "${targets[@]}" session_core_test engine_turns_test transport_test
+  configure_and_build tsan "${targets[@]}" session_core_test session_rates_test engine_turns_test transport_test
   export TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1"
   say "C++ tests (thread sanitizer)"
-  run_ctest build/tsan -R '^(unit|kv|sim)\.|^rpc\.(session_core|engine_turns|transport)_test'
+  run_ctest build/tsan -R '^(unit|kv|sim)\.|^rpc\.(session_core|session_rates|engine_turns|transport)_test'
 }
 
 # New inputs stay in build/; seeds come from files that the repository has anyway, or are what earlier runs found.

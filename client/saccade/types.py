@@ -69,6 +69,8 @@ class ModelInfo:
     """Denoise steps of an answer of which the request says nothing; 0: it does not denoise."""
     flow_width: int = 0
     """Values of the noise of one action."""
+    flow_actions: int = 0
+    """Actions that it denoises; the first of them are answered."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Flow:
     steps: int = 0
     """Denoise steps; 0: the model's own number."""
     noise: npt.ArrayLike | None = None
-    """Of shape (samples, ActionSpace.steps, ModelInfo.flow_width); none: from the seed."""
+    """Of shape (samples, ModelInfo.flow_actions, ModelInfo.flow_width); none: from the seed."""
     committed: npt.ArrayLike | None = None
     """``normalized`` of the actions that the robot executes until the answer is there; the answer
     begins with them (real-time chunking)."""
@@ -332,6 +334,7 @@ def model_info(message: models_pb2.Model) -> ModelInfo:
         fingerprint=message.fingerprint,
         flow_steps=message.flow_steps,
         flow_width=message.flow_width,
+        flow_actions=message.flow_actions,
     )
 
 

@@ -15,6 +15,7 @@ struct Ticker::State {
   struct Entry {
     Micros period{0};
     Call call;
+    TimePoint due{};
   };
   std::mutex mu;
   std::condition_variable changed;
@@ -44,8 +45,9 @@ Ticker::~Ticker() {
 uint64_t Ticker::Start(Micros period, Call call) {
   const std::lock_guard lock(state_->mu);
   const uint64_t id = state_->next++;
-  state_->entries.emplace(id, State::Entry{period, std::move(call)});
-  state_->due.emplace(std::chrono::steady_clock::now() + period, id);
+  const TimePoint due = std::chrono::steady_clock::now() + period;
+  state_->entries.emplace(id, State::Entry{period, std::move(call), due});
+  state_->due.emplace(due, id);
   if (!std::exchange(state_->started, true)) {
     thread_ = std::thread([state = state_] { Loop(state); });
   }
@@ -55,7 +57,10 @@ uint64_t Ticker::Start(Micros period, Call call) {
 
 void Ticker::Stop(uint64_t id) {
   const std::lock_guard lock(state_->mu);
-  state_->entries.erase(id);  // its turn finds nothing
+  const auto entry = state_->entries.find(id);
+  if (entry == state_->entries.end()) return;
+  state_->due.erase({entry->second.due, id});
+  state_->entries.erase(entry);
 }
 
 void Ticker::Loop(const std::shared_ptr<State>& state) {
@@ -73,7 +78,6 @@ void Ticker::Loop(const std::shared_ptr<State>& state) {
     }
     state->due.erase(state->due.begin());
     auto entry = state->entries.find(id);
-    if (entry == state->entries.end()) continue;
     bool more = false;
     {
       const Call call = entry->second.call;  // Stop may destroy the entry's
@@ -91,6 +95,7 @@ void Ticker::Loop(const std::shared_ptr<State>& state) {
     const Micros period = entry->second.period;
     TimePoint next = at + period;
     if (next <= now) next += ((now - next) / period + 1) * period;
+    entry->second.due = next;
     state->due.emplace(next, id);
   }
 }

@@ -77,7 +77,8 @@ absl::StatusOr<std::optional<Feature>> FindFeature(const JsonView& features,
 }
 
 absl::StatusOr<const LerobotMode*> ModeOf(const JsonView& map, std::string_view type) {
-  if (!map.Has(type)) return &kModes[0];  // as the reference
+  if (!map.json().is_object()) return map.Error("expected an object");
+  if (!map.json().contains(type)) return &kModes[0];  // as the reference; null is no mode
   ASSIGN_OR_RETURN(const std::string name, map.String(type));
   const auto* mode = std::find_if(kModes.begin(), kModes.end(),
                                   [&](const LerobotMode& m) { return m.name == name; });
@@ -338,6 +339,13 @@ absl::StatusOr<std::vector<PolicyAdapters>> FromBuffers(const Checkpoint& checkp
   }
   std::sort(out.begin(), out.end(),
             [](const PolicyAdapters& a, const PolicyAdapters& b) { return a.key < b.key; });
+  const auto same = std::adjacent_find(
+      out.begin(), out.end(),
+      [](const PolicyAdapters& a, const PolicyAdapters& b) { return a.key == b.key; });
+  if (same != out.end()) {
+    return absl::InvalidArgumentError(StrCat(checkpoint.dir(), ": two sets of statistics are \"",
+                                             same->key, "\": with and without a name"));
+  }
   return out;
 }
 

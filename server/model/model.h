@@ -74,6 +74,7 @@ struct ActionHeadSpec {
   uint32_t steps = 0;       // denoise steps, when a request names none
   uint32_t time_width = 0;  // of the embedding of a flow time
   bool state_row = false;   // a step has a row of the state before those of the actions
+  bool relative = false;    // FinishActions adds the request's state to what was denoised
   SuffixMask mask = SuffixMask::kCausal;
   std::vector<LayerCost> layers;  // of a denoise step, in the order in which they run
 

@@ -108,10 +108,20 @@ v1::ErrorDetail ErrorDetailOf(const absl::Status& status) {
   return detail;
 }
 
+std::string StatusMessage(const absl::Status& status) {
+  constexpr size_t kMost = 1500;
+  constexpr std::string_view kCut = " ...";
+  std::string_view message = FromAbsl(status.message());
+  if (message.size() <= kMost) return std::string(message);
+  size_t end = kMost - kCut.size();
+  while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;
+  return StrCat(message.substr(0, end), kCut);
+}
+
 std::string StatusDetails(const absl::Status& status) {
   v1::RpcStatus proto;
   proto.set_code(static_cast<int>(status.code()));
-  proto.set_message(std::string(FromAbsl(status.message())));
+  proto.set_message(StatusMessage(status));
   proto.add_details()->PackFrom(ErrorDetailOf(status));
   return proto.SerializeAsString();
 }
@@ -212,6 +222,7 @@ absl::StatusOr<v1::Model> ModelOf(const ModelSpec& spec, const ModelConfig& conf
   if (spec.head.kind == HeadKind::kFlow) {
     proto.set_flow_steps(spec.head.steps);
     proto.set_flow_width(spec.head.width);
+    proto.set_flow_actions(spec.head.horizon);
   }
   return proto;
 }

@@ -16,6 +16,8 @@ namespace saccade {
 
 // Every status that leaves the server has a reason: one without is given the reason of its code.
 v1::ErrorDetail ErrorDetailOf(const absl::Status& status);
+// Its message, cut where it is too long to be a header: gRPC drops the whole answer then.
+std::string StatusMessage(const absl::Status& status);
 // Content of `grpc-status-details-bin`: a serialised v1::RpcStatus.
 std::string StatusDetails(const absl::Status& status);
 // As an event; `act_id` stays unset.

@@ -29,7 +29,7 @@ namespace {
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()),
+  return {static_cast<grpc::StatusCode>(status.code()), StatusMessage(status),
           StatusDetails(status)};
 }
 

@@ -355,11 +355,11 @@ absl::Status Serving::SetState(Session& session, const v1::StateInput& state) co
                           state.capture_time_ns());
 }
 
-// What a flow is made from; null for other models.
+// What a flow is made from; null for other models. `state`: null while there is none.
 absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target& target,
                                                                    const v1::ActRequest& act,
                                                                    const ActFields& fields,
-                                                                   const Observation& observation,
+                                                                   const StateRef& state,
                                                                    std::string_view prefix) {
   const ActionHeadSpec& head = target.model->model->spec().head;
   if (head.kind != HeadKind::kFlow) {
@@ -370,13 +370,16 @@ absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target&
     if (act.has_committed()) {
       return InvalidField(Path(prefix, "committed"), "the model does not denoise");
     }
+    if (head.kind == HeadKind::kOnePass && fields.temperature != 0) {
+      return InvalidField(Path(prefix, "temperature"), "the model has none: must be 0");
+    }
     return nullptr;
   }
   if (fields.temperature != 0) {
     return InvalidField(Path(prefix, "temperature"), "the model has none: must be 0");
   }
   FlowInput flow;
-  if (head.state_row) flow.state = *observation.normalized;
+  if (head.state_row && state != nullptr) flow.state = *state;
   const uint64_t values = uint64_t{fields.samples} * head.horizon * head.width;
   if (act.noise_size() > 0) {
     if (static_cast<uint64_t>(act.noise_size()) != values) {
@@ -399,6 +402,11 @@ absl::Status Serving::ReadCommitted(const Target& target, const v1::CommittedAct
   const auto values = static_cast<uint32_t>(committed.normalized_size());
   const uint32_t dim = target.statistics->action_dim;
   const std::string field = Path(prefix, "normalized");
+  if (values > 0 && head.relative) {
+    return InvalidField(field,
+                        "the model's actions are relative to the state of their own "
+                        "request: none of another can be committed");
+  }
   if (values % dim != 0 || values / dim >= head.horizon) {
     return InvalidField(field, StrCat("has ", values, " values, expected a multiple of ", dim,
                                       " below ", head.horizon * dim));
@@ -427,6 +435,15 @@ absl::Status Serving::ReadCommitted(const Target& target, const v1::CommittedAct
   return absl::OkStatus();
 }
 
+absl::Status Serving::CheckAct(const Target& target, const v1::ActRequest& act,
+                               std::string_view prefix) const {
+  ASSIGN_OR_RETURN(const ActFields fields,
+                   ReadActFields(act, settings()->config.limits.max_samples, prefix));
+  RETURN_IF_ERROR(
+      FindClass(act.latency_class(), target.klass, Path(prefix, "latency_class")).status());
+  return ReadFlow(target, act, fields, nullptr, prefix).status();
+}
+
 absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& target,
                                                const v1::ActRequest& act, TimePoint arrival,
                                                TimePoint call_deadline, std::string_view prefix,
@@ -453,7 +470,7 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   request.seed = act.seed();
   request.frame_captured = observation->oldest_captured;
   request.state = observation->state;
-  ASSIGN_OR_RETURN(request.flow, ReadFlow(target, act, fields, *observation, prefix));
+  ASSIGN_OR_RETURN(request.flow, ReadFlow(target, act, fields, observation->normalized, prefix));
   request.flow_steps = fields.flow_steps;
 
   info.act_id = act.id();

@@ -116,6 +116,9 @@ class Serving {
   absl::Status SetText(Session& session, const v1::TextInput& text) const;
   absl::Status SetState(Session& session, const v1::StateInput& state) const;
 
+  // What PrepareAct refuses in `act` whatever the session holds.
+  absl::Status CheckAct(const Target& target, const v1::ActRequest& act,
+                        std::string_view prefix) const;
   // Everything of an act request but its sink. `call_deadline` bounds it too. `info` gets what the
   // answer needs.
   absl::StatusOr<ActRequest> PrepareAct(Session& session, const Target& target,
@@ -152,7 +155,7 @@ class Serving {
   static absl::StatusOr<std::shared_ptr<const FlowInput>> ReadFlow(const Target& target,
                                                                    const v1::ActRequest& act,
                                                                    const ActFields& fields,
-                                                                   const Observation& observation,
+                                                                   const StateRef& state,
                                                                    std::string_view prefix);
   static absl::Status ReadCommitted(const Target& target, const v1::CommittedActions& committed,
                                     const std::string& prefix, FlowInput& flow);

@@ -101,13 +101,14 @@ void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoin
   HandleInbox(/*may_decode=*/false);
 }
 
-void SessionCore::HandleInbox(bool may_decode) {
+void SessionCore::HandleInbox(bool may_decode, bool brief) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (cancelled_ || closing_) {
+    if (cancelled_ || closing_ || finish_sent_) {
       inbox_.clear();
       inbox_bytes_ = 0;
       push_due_.reset();
+      refreshed_.reset();
     }
     if (refreshed_ || push_due_) {
       const std::optional<Refreshed> refreshed = std::exchange(refreshed_, std::nullopt);
@@ -133,7 +134,8 @@ void SessionCore::HandleInbox(bool may_decode) {
     DropSupersededLocked(service_->clock().Now());
     if (!IsFrame(inbox_.front().message)) continue;
     if (!may_decode) {
-      const FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
+      FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
+      if (brief) size = std::max(size, FairExecutor::Size::kMedium);
       PumpLocked();
       lock.unlock();
       service_->decoding().Run(account_, size,
@@ -459,6 +461,7 @@ void SessionCore::Detach() {
   }
   service_->SetStreamOpen(false);
   if (!opened) return;
+  if (refresh_class_) service_->engine().CancelSession(id_);  // a prefix that nobody will read
   Serving::SetSessionOpen(*target_.model, false);
   LogInfo("session ended",
           {LogField(id_), {"messages", messages}, {"token_events_dropped", dropped}});

@@ -92,8 +92,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   // --- one message at a time ---
   // Handles what has been read, until there is nothing or a frame's turn has to come first.
-  // `may_decode`: this is the turn of one frame.
-  void HandleInbox(bool may_decode);
+  // `may_decode`: this is the turn of one frame. `brief`: by a thread that others wait for, which
+  // leaves the decoding of even the smallest frame to another.
+  void HandleInbox(bool may_decode, bool brief = false);
   void Handle(const Incoming& incoming);
   void FollowSettings(TimePoint now);
   absl::Status Dispatch(const Incoming& incoming);
@@ -113,6 +114,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void OnToken(const ActInfo& info, uint32_t sample, uint32_t index, int32_t token);
   void OnAnswer(const ActInfo& info, absl::StatusOr<ActResult> result);
   void OnRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok);
+  void HandleRefreshed();
   void Send(const v1::SessionResponse& response);
 
   // --- under mu_ ---

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "base/strings.h"
 #include "rpc/session_core.h"
 
@@ -39,19 +40,35 @@ void SessionCore::Refresh(TimePoint now) {
   request.frame_captured = (*prefix)->oldest_captured;
   request.sink = std::make_shared<RefreshFlight>(shared_from_this(), *prefix);
   refreshing_ = true;
-  if (!service_->engine().Submit(std::move(request)).ok()) refreshing_ = false;
+  const absl::StatusOr<RequestId> id = service_->engine().Submit(std::move(request));
+  if (!id.ok()) {
+    refreshing_ = false;
+    return;
+  }
+  // As for an act: what ended the stream may have come too early for this request.
+  const std::lock_guard lock(mu_);
+  if (port_ == nullptr || cancelled_ || dropped_) service_->engine().Cancel(*id);
 }
 
 void SessionCore::OnRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
   {
     const std::lock_guard lock(mu_);
     refreshed_ = {prefix, ok};
-    if (port_ == nullptr || handling_) return;
+    if (port_ == nullptr || finish_sent_ || handling_) return;
+  }
+  // Not here: this is a turn of the engine. A message or a turn of a push that comes before does
+  // it.
+  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
+                           [self = shared_from_this()] { self->HandleRefreshed(); });
+}
+
+void SessionCore::HandleRefreshed() {
+  {
+    const std::lock_guard lock(mu_);
+    if (!refreshed_ || handling_) return;
     handling_ = true;
   }
-  // Not here: this is a turn of the engine.
-  service_->decoding().Run(account_, FairExecutor::Size::kMedium,
-                           [self = shared_from_this()] { self->HandleInbox(false); });
+  HandleInbox(/*may_decode=*/false);
 }
 
 void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
@@ -69,10 +86,9 @@ absl::Status SessionCore::HandlePush(const v1::Push& push) {
   if (push.hz() != 0 && !(push.hz() >= kSlowest && push.hz() <= fastest)) {
     return InvalidField("push.hz", StrCat("must be 0 or from ", kSlowest, " to ", fastest));
   }
-  RETURN_IF_ERROR(ReadActFields(push.act(), limits.max_samples, "push.act").status());
-  RETURN_IF_ERROR(
-      service_->FindClass(push.act().latency_class(), target_.klass, "push.act.latency_class")
-          .status());
+  // It is kept: nothing that the model does not take, and of noise and actions no more than it
+  // does.
+  RETURN_IF_ERROR(service_->CheckAct(target_, push.act(), "push.act"));
   if (push_timer_ != 0) service_->ticker().Stop(std::exchange(push_timer_, 0));
   if (push.hz() == 0) return absl::OkStatus();
   push_act_ = push.act();
@@ -91,36 +107,35 @@ void SessionCore::OnPush(TimePoint due) {
   {
     const std::lock_guard lock(mu_);
     if (port_ == nullptr || cancelled_ || closing_ || dropped_ || reads_done_ || push_open_) return;
+    // A client that does not read has no use for more, and must not lose its stream by it.
+    if (outbox_.size() >= OutboxLimitLocked() / 2) return;
     push_due_ = due;
     if (handling_) return;
     handling_ = true;
   }
-  HandleInbox(/*may_decode=*/false);
+  HandleInbox(/*may_decode=*/false, /*brief=*/true);
 }
 
 void SessionCore::PushAct(TimePoint due) {
   if (push_timer_ == 0) return;  // stopped meanwhile
-  const v1::ActRequest act = push_act_;
-  push_act_.set_id(act.id() + 1);
+  FollowSettings(due);
   {
     const std::lock_guard lock(mu_);
-    push_id_ = act.id();
+    push_id_ = push_act_.id();
     push_open_ = true;
   }
-  const absl::Status status = SubmitAct(act, due);
-  if (status.ok()) {
-    push_last_ok_ = true;
-    return;
+  const absl::Status status = CatchOutOfMemory([&] { return SubmitAct(push_act_, due); });
+  if (!status.ok()) {
+    {
+      const std::lock_guard lock(mu_);
+      push_open_ = false;
+    }
+    const Reason reason = GetErrorInfo(status).reason;
+    if (push_last_ok_ || push_last_reason_ != reason) RefuseAct(push_act_, status);
+    push_last_reason_ = reason;
   }
-  {
-    const std::lock_guard lock(mu_);
-    push_open_ = false;
-  }
-  const Reason reason = GetErrorInfo(status).reason;
-  const bool told = !push_last_ok_ && push_last_reason_ == reason;
-  push_last_ok_ = false;
-  push_last_reason_ = reason;
-  if (!told) RefuseAct(act, status);
+  push_last_ok_ = status.ok();
+  push_act_.set_id(push_act_.id() + 1);
 }
 
 }  // namespace saccade

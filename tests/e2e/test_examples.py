@@ -17,7 +17,7 @@ from conftest import ROOT, RunningServer
 from PIL import Image
 from test_server import recorded
 
-from saccade import Actions, ActionSample, ActionSpace, Client, Flow, Timings
+from saccade import Actions, ActionSample, ActionSpace, Client, Flow, InvalidInput, Timings
 
 EXAMPLES = ROOT / "client" / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -115,6 +115,49 @@ def test_the_server_makes_relative_actions_absolute(server: RunningServer) -> No
     joints = np.array(([True] * 6 + [False]) * 2)
     np.testing.assert_allclose(answer.values, changes + np.where(joints, state, 0), atol=1e-5)
     assert robot.targets(answer, [True] * 14) is answer.values
+
+
+def test_relative_actions_of_another_state_cannot_be_committed(server: RunningServer) -> None:
+    """They would be added to the new state: the robot would jump by what it has moved."""
+    frames = {"cam_high": np.zeros((48, 48, 3), np.uint8)}
+    with Client(server.address) as client:
+        first = client.predict(frames, "go", model="aloha", state=[0.0] * 14, seed=1)
+        with pytest.raises(InvalidInput, match="relative") as refused:
+            client.predict(
+                frames,
+                "go",
+                model="aloha",
+                state=[0.5] * 14,
+                flow=Flow(committed=first.samples[0].normalized[:3]),
+            )
+        assert refused.value.field == "act.committed.normalized"
+        # A policy whose actions are absolute takes them, whatever the state.
+        first = client.predict({"image": frames["cam_high"]}, "go", model="libero", state=[0.0] * 8)
+        ahead = first.samples[0].normalized[:3]
+        for per_action_time in (False, True):
+            flow = Flow(committed=ahead, per_action_time=per_action_time)
+            again = client.predict(
+                {"image": frames["cam_high"]}, "go", model="libero", state=[0.5] * 8, flow=flow
+            )
+            np.testing.assert_allclose(again.values[:3], first.values[:3], atol=1e-5)
+
+
+def test_a_state_that_comes_later_does_not_move_relative_actions(server: RunningServer) -> None:
+    frame = np.zeros((48, 48, 3), np.uint8)
+    flow = Flow(steps=300, noise=np.zeros((1, 10, 32)))
+    with Client(server.address) as client:
+        expected = client.predict(
+            {"cam_high": frame}, "go", model="aloha", state=[0.0] * 14, flow=flow
+        )
+        with client.session(model="aloha", instruction="go") as session:
+            session.send_frame(frame, "cam_high")
+            session.set_state([0.0] * 14, capture_time_ns=1)
+            asked = session.act_async(flow=flow)
+            session.set_state([1.0] * 14, capture_time_ns=2)
+            answer = asked.result(30)
+            assert answer.state_capture_time_ns == 1
+            np.testing.assert_array_equal(answer.values, expected.values)
+            assert session.act(flow=flow).state_capture_time_ns == 2
 
 
 def test_droid_takes_the_most_typical_sample(server: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from checkpoints import Golden, golden
+from checkpoints import Golden, golden, rewrite
 from conftest import BINARY, RunningServer
 from PIL import Image
 from test_server import cli
@@ -113,6 +114,62 @@ def test_answers_equal_the_reference(client: Client, name: str) -> None:
         np.testing.assert_array_equal(both.samples[0].values, alone.values)
         assert np.abs(both.samples[1].values - alone.values).max() > 0.01
         assert both.tokens["vision"].cached == both.tokens["vision"].total > 0
+
+
+@pytest.mark.parametrize("name", FLOW)
+def test_cameras_are_bound_by_name(client: Client, name: str) -> None:
+    """In whatever order they come; one picture for two cameras is as good as two."""
+    case = GOLDEN[name]
+    flow = Flow(noise=case.tensors["noise"])
+    expected = ask(client, case, flow=flow).values
+    (first, one), (second, other) = case.frames.items()
+    with client.session(model=name, instruction=case.task) as session:
+        session.set_state(case.state)
+        for camera, pixels in ((second, other), (first, one)):
+            session.send_frame(pixels, camera)
+        np.testing.assert_array_equal(session.act(flow=flow).values, expected)
+        session.send_frame(one, second)
+        same = session.act(flow=flow).values
+        session.send_frame(other, second)
+        np.testing.assert_array_equal(session.act(flow=flow).values, expected)
+    backwards = ask(client, case, images_by_camera={second: other, first: one}, flow=flow)
+    np.testing.assert_array_equal(backwards.values, expected)
+    twice = ask(client, case, images_by_camera={first: one, second: one}, flow=flow)
+    np.testing.assert_array_equal(twice.values, same)
+    swapped = ask(client, case, images_by_camera={first: other, second: one}, flow=flow)
+    assert len({a.tobytes() for a in (expected, same, swapped.values)}) == 3
+
+
+def test_a_policy_that_serves_the_first_actions_of_its_chunk(tmp_path: Path) -> None:
+    """Noise and committed actions are of the whole chunk: as the reference, which denoises it all."""
+    case = GOLDEN["smolvla"]
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(case.checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    rewrite(folder / "config.json", {**config, "n_action_steps": 4})
+    running = RunningServer(
+        models=f"  - {{name: smolvla, path: {folder}, default_class: best_effort}}"
+    )
+    try:
+        running.wait_ready()
+        with Client(running.address, timeout_s=30) as client:
+            (model,) = client.models()
+            assert (model.flow_actions, model.flow_width) == (10, 32)
+            assert model.statistics["default"].steps == 4
+            noise = case.tensors["noise"]
+            answer = ask(client, case, flow=Flow(noise=noise))
+            expected = case.tensors["actions"][0][:4]
+            np.testing.assert_allclose(answer.values, expected, rtol=0, atol=2e-6)
+            with pytest.raises(InvalidInput, match="320"):
+                ask(client, case, flow=Flow(noise=noise[:, :4]))
+            # Nine of ten may be committed: all that is answered is, then.
+            ahead = case.tensors["actions_normalized"][0][:9]
+            again = ask(client, case, seed=3, flow=Flow(committed=ahead))
+            np.testing.assert_allclose(again.values, expected, rtol=0, atol=1e-5)
+            with pytest.raises(InvalidInput, match="below 60"):
+                ask(client, case, flow=Flow(committed=case.tensors["actions_normalized"][0]))
+    finally:
+        running.close()
 
 
 def test_tokens_that_are_no_actions_fail_and_never_become_zeros(client: Client) -> None:

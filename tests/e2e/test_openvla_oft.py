@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, RunningServer
 
-from saccade import Client, RequestFailed
+from saccade import Client, Flow, RequestFailed
 
 GOLDEN = ROOT / "tests" / "golden" / "data" / "openvla_oft"
 KEY = "libero_spatial_no_noops"
@@ -77,6 +77,28 @@ def test_predict_is_the_references(server: RunningServer) -> None:
         np.testing.assert_allclose(
             chunk.values, expected["actions.discrete_no_proprio"], rtol=0, atol=2e-6
         )
+
+
+def test_a_head_that_draws_nothing_has_no_temperature(server: RunningServer) -> None:
+    expected = golden()
+    frames = {"full_image": expected["image0_u8"], "wrist_image": expected["image1_u8"]}
+    with Client(server.address) as client:
+        cases: dict[str, dict[str, Any]] = {
+            "temperature": {"temperature": 1.0},
+            "flow_steps": {"flow": Flow(steps=3)},
+            "noise": {"flow": Flow(noise=[0.5])},
+        }
+        for field, act in cases.items():
+            with pytest.raises(RequestFailed) as refused:
+                client.predict(
+                    frames,
+                    INSTRUCTION,
+                    model="oft",
+                    state=expected["proprio_raw"].tolist(),
+                    **act,
+                )
+            assert refused.value.code == "INVALID_ARGUMENT"
+            assert refused.value.field == f"act.{field}"
 
 
 def test_session_needs_all_of_it(server: RunningServer) -> None:

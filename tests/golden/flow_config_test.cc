@@ -78,6 +78,22 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
           {config, [](Json& j) { j["attention_mode"] = "sideways"; }, {"attention_mode"}},
           {config, [](Json& j) { j["adapt_to_pi_aloha"] = true; }, {"adapt_to_pi_aloha"}},
           {config,
+           [](Json& j) { j["use_delta_joint_actions_aloha"] = true; },
+           {"use_delta_joint_actions_aloha"}},
+          // One name, two places in the prompt: a frame would have to choose.
+          {config,
+           [](Json& j) {
+             Json& features = j["input_features"];
+             features["top"] = features["observation.images.top"];
+           },
+           {"two cameras \"top\""}},
+          {config,
+           [](Json& j) {
+             Json& features = j["input_features"];
+             features[std::string(201, 'c')] = features["observation.images.top"];
+           },
+           {"201 bytes"}},
+          {config,
            [](Json& j) {
              j["resize_imgs_with_padding"] = {128, 64};
            },

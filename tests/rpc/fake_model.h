@@ -45,9 +45,12 @@ class Gate {
   }
   // Open for that many who pass from now on, then closed.
   void CloseAfter(int passes) {
-    const std::lock_guard lock(mu_);
-    open_ = passes > 0;
-    passes_ = passes;
+    {
+      const std::lock_guard lock(mu_);
+      open_ = passes > 0;
+      passes_ = passes;
+    }
+    changed_.notify_all();
   }
   void Pass() {
     std::unique_lock lock(mu_);
@@ -62,6 +65,10 @@ class Gate {
   void AwaitWaiter() {
     std::unique_lock lock(mu_);
     changed_.wait(lock, [this] { return waiting_ > 0; });
+  }
+  bool waiting() const {
+    const std::lock_guard lock(mu_);
+    return waiting_ > 0;
   }
   uint64_t passed() const {
     const std::lock_guard lock(mu_);
@@ -90,6 +97,9 @@ struct FakeModelOptions {
   int32_t nan_token = -1;                       // its embedding is not finite; negative: none
   // What a trunk step ends with instead of running, when not OK; null: nothing.
   std::function<absl::Status()> fault = nullptr;
+  // On whatever thread a prompt is built or a frame is resized; null: nothing.
+  std::function<void()> on_prompt = nullptr;
+  std::function<void()> on_frame = nullptr;
 };
 
 // A byte is a token; 256 begins a text, 257 ends one, and the action tokens have names.
@@ -173,6 +183,7 @@ class FakeModel final : public Model {
 
   // BOS, the cameras in order, the bytes of the instruction, an end mark.
   absl::StatusOr<Prompt> BuildPrompt(const PromptInput& input) const override {
+    if (options_.on_prompt != nullptr) options_.on_prompt();
     std::vector<int32_t> ids = {kBos};
     for (const char c : input.instruction) ids.push_back(static_cast<unsigned char>(c));
     ids.push_back(kBos + 1);
@@ -198,6 +209,7 @@ class FakeModel final : public Model {
   }
   // Nearest pixel.
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override {
+    if (options_.on_frame != nullptr) options_.on_frame();
     ASSIGN_OR_RETURN(const Rgb8Image image, ReadImage(rows));
     Rgb8Image out{kPixels, kPixels, Pixels(size_t{kPixels} * kPixels * 3, 0)};
     for (uint32_t y = 0; y < kPixels; ++y) {

@@ -51,7 +51,7 @@ class ModelAdminTest : public ::testing::Test {
     options.source = [this](const ModelConfig& config,
                             Backend& backend) -> absl::StatusOr<ServedModel> {
       paths_.push_back(config.path);
-      if (fail_) return absl::InvalidArgumentError("a broken checkpoint");
+      if (fail_) return absl::InvalidArgumentError(failure_);
       FakeModelOptions model;
       model.gate = gate_;
       ASSIGN_OR_RETURN(ServedModel served, ServeFake(backend, config.name, model));
@@ -106,12 +106,28 @@ class ModelAdminTest : public ::testing::Test {
   std::filesystem::path root_;
   std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
   std::atomic<bool> fail_{false};
+  std::string failure_ = "a broken checkpoint";
   uint64_t weights_ = 1 << 20;
   std::vector<std::string> paths_;  // of loads; written by one thread at a time
   std::unique_ptr<TestServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Admin::Stub> admin_;
 };
+
+// A message travels as headers, twice, and gRPC ends a call whose headers are too long.
+TEST_F(ModelAdminTest, WhyAReloadFailedArrivesHoweverLongItIs) {
+  Start(512 << 20);
+  fail_ = true;
+  failure_ = "there is no tensor; there are: ";
+  while (failure_.size() < 100'000) failure_ += "\u00e9\u4e16";
+  const grpc::Status status = Reload("fake");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_INVALID_INPUT);
+  const std::string& message = status.error_message();
+  EXPECT_NE(message.find("there is no tensor"), std::string::npos) << message;
+  EXPECT_TRUE(message.ends_with("\u4e16 ...") || message.ends_with("\u00e9 ..."))
+      << "cut within a character";
+}
 
 TEST_F(ModelAdminTest, OthersAnswerBitEqualWhileModelsComeAndGo) {
   Start(512 << 20);

@@ -369,6 +369,18 @@ TEST(PolicyAdaptersTest, ReadBuffersOfFoldersWithoutProcessors) {
     EXPECT_THAT(Message(status), HasSubstr("known: so100, so100-red"));
   }
 
+  // The set without a name is called default: another of that name could not be told from it.
+  auto twice = tensors;
+  for (const auto& [name, values] : tensors) {
+    if (name.find("so100_") == std::string::npos) continue;
+    for (const std::string key : {"", "default_"}) {
+      std::string renamed = name;
+      twice.emplace_back(renamed.replace(renamed.find("so100_"), 6, key), values);
+    }
+  }
+  folder.Write("model.safetensors", Safetensors(twice));
+  EXPECT_THAT(Message(folder.Read().status()), HasSubstr("two sets of statistics are \"default\""));
+
   // Freshly made policies hold infinities until statistics are loaded.
   tensors[0].second[3] = kInf;
   folder.Write("model.safetensors", Safetensors(tensors));
@@ -425,6 +437,10 @@ TEST(PolicyAdaptersTest, RefusalsNameFileAndKey) {
            {kPre, [](Json& p) { p["steps"].clear(); }, "there is no normalizer_processor"},
            {kPre, [&](Json& p) { config(p)["norm_map"]["STATE"] = "LOG"; },
             "norm_map.STATE: normalisation \"LOG\" is not supported"},
+           {kPre, [&](Json& p) { config(p)["norm_map"]["STATE"] = nullptr; },
+            "norm_map.STATE: expected a value, got null"},
+           {kPre, [&](Json& p) { config(p)["norm_map"] = {"STATE"}; },
+            "norm_map: expected an object"},
            {kPre, [&](Json& p) { config(p)["norm_map"]["STATE"] = "QUANTILE10"; },
             "there is no observation.state.q10; there are: action.max, action.mean"},
            {kPre, [&](Json& p) { config(p)["eps"] = 0; }, "eps must be in (0, 1)"},

@@ -13,15 +13,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17saccade/v1/models.proto\x12\nsaccade.v1\"\r\n\x0bListRequest\"1\n\x0cListResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.saccade.v1.Model\"\x1a\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"/\n\x0bGetResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.saccade.v1.Model\"\xea\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12#\n\x07\x63\x61meras\x18\x03 \x03(\x0b\x32\x12.saccade.v1.Camera\x12-\n\nstatistics\x18\x04 \x03(\x0b\x32\x19.saccade.v1.StatisticsSet\x12\x11\n\tstate_dim\x18\x05 \x01(\r\x12\x15\n\rdefault_class\x18\x06 \x01(\t\x12\x15\n\rvision_tokens\x18\x07 \x01(\r\x12\x15\n\rmax_positions\x18\x08 \x01(\r\x12\x14\n\x0c\x63ompute_type\x18\t \x01(\t\x12\x12\n\nparameters\x18\n \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\r \x01(\t\x12\x12\n\nflow_steps\x18\x0e \x01(\r\x12\x12\n\nflow_width\x18\x0f \x01(\r\"G\n\x06\x43\x61mera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x10\n\x08required\x18\x04 \x01(\x08\"K\n\rStatisticsSet\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x17.saccade.v1.ActionSpace\"\x98\x01\n\x0b\x41\x63tionSpace\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\ndimensions\x18\x03 \x03(\x0b\x32\x1b.saccade.v1.ActionDimension\x12.\n\treference\x18\x04 \x01(\x0e\x32\x1b.saccade.v1.ActionReference\x12\x0c\n\x04\x64t_s\x18\x05 \x01(\x01\"-\n\x0f\x41\x63tionDimension\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t*q\n\x0f\x41\x63tionReference\x12 \n\x1c\x41\x43TION_REFERENCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43TION_REFERENCE_ABSOLUTE\x10\x01\x12\x1d\n\x19\x41\x43TION_REFERENCE_RELATIVE\x10\x02\x32{\n\x06Models\x12\x39\n\x04List\x12\x17.saccade.v1.ListRequest\x1a\x18.saccade.v1.ListResponse\x12\x36\n\x03Get\x12\x16.saccade.v1.GetRequest\x1a\x17.saccade.v1.GetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17saccade/v1/models.proto\x12\nsaccade.v1\"\r\n\x0bListRequest\"1\n\x0cListResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.saccade.v1.Model\"\x1a\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"/\n\x0bGetResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.saccade.v1.Model\"\x80\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12#\n\x07\x63\x61meras\x18\x03 \x03(\x0b\x32\x12.saccade.v1.Camera\x12-\n\nstatistics\x18\x04 \x03(\x0b\x32\x19.saccade.v1.StatisticsSet\x12\x11\n\tstate_dim\x18\x05 \x01(\r\x12\x15\n\rdefault_class\x18\x06 \x01(\t\x12\x15\n\rvision_tokens\x18\x07 \x01(\r\x12\x15\n\rmax_positions\x18\x08 \x01(\r\x12\x14\n\x0c\x63ompute_type\x18\t \x01(\t\x12\x12\n\nparameters\x18\n \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\r \x01(\t\x12\x12\n\nflow_steps\x18\x0e \x01(\r\x12\x12\n\nflow_width\x18\x0f \x01(\r\x12\x14\n\x0c\x66low_actions\x18\x10 \x01(\r\"G\n\x06\x43\x61mera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x10\n\x08required\x18\x04 \x01(\x08\"K\n\rStatisticsSet\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x17.saccade.v1.ActionSpace\"\x98\x01\n\x0b\x41\x63tionSpace\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\ndimensions\x18\x03 \x03(\x0b\x32\x1b.saccade.v1.ActionDimension\x12.\n\treference\x18\x04 \x01(\x0e\x32\x1b.saccade.v1.ActionReference\x12\x0c\n\x04\x64t_s\x18\x05 \x01(\x01\"-\n\x0f\x41\x63tionDimension\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t*q\n\x0f\x41\x63tionReference\x12 \n\x1c\x41\x43TION_REFERENCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43TION_REFERENCE_ABSOLUTE\x10\x01\x12\x1d\n\x19\x41\x43TION_REFERENCE_RELATIVE\x10\x02\x32{\n\x06Models\x12\x39\n\x04List\x12\x17.saccade.v1.ListRequest\x1a\x18.saccade.v1.ListResponse\x12\x36\n\x03Get\x12\x16.saccade.v1.GetRequest\x1a\x17.saccade.v1.GetResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saccade.v1.models_pb2', globals())
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
-  _ACTIONREFERENCE._serialized_start=899
-  _ACTIONREFERENCE._serialized_end=1012
+  _ACTIONREFERENCE._serialized_start=921
+  _ACTIONREFERENCE._serialized_end=1034
   _LISTREQUEST._serialized_start=39
   _LISTREQUEST._serialized_end=52
   _LISTRESPONSE._serialized_start=54
@@ -31,15 +31,15 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _GETRESPONSE._serialized_start=133
   _GETRESPONSE._serialized_end=180
   _MODEL._serialized_start=183
-  _MODEL._serialized_end=545
-  _CAMERA._serialized_start=547
-  _CAMERA._serialized_end=618
-  _STATISTICSSET._serialized_start=620
-  _STATISTICSSET._serialized_end=695
-  _ACTIONSPACE._serialized_start=698
-  _ACTIONSPACE._serialized_end=850
-  _ACTIONDIMENSION._serialized_start=852
-  _ACTIONDIMENSION._serialized_end=897
-  _MODELS._serialized_start=1014
-  _MODELS._serialized_end=1137
+  _MODEL._serialized_end=567
+  _CAMERA._serialized_start=569
+  _CAMERA._serialized_end=640
+  _STATISTICSSET._serialized_start=642
+  _STATISTICSSET._serialized_end=717
+  _ACTIONSPACE._serialized_start=720
+  _ACTIONSPACE._serialized_end=872
+  _ACTIONDIMENSION._serialized_start=874
+  _ACTIONDIMENSION._serialized_end=919
+  _MODELS._serialized_start=1036
+  _MODELS._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

@@ -66,12 +66,13 @@ class ListResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ["cameras", "compute_type", "default_class", "family", "fingerprint", "flow_steps", "flow_width", "kv_bytes_per_token", "max_positions", "name", "parameters", "state_dim", "statistics", "vision_tokens", "weight_bytes"]
+    __slots__ = ["cameras", "compute_type", "default_class", "family", "fingerprint", "flow_actions", "flow_steps", "flow_width", "kv_bytes_per_token", "max_positions", "name", "parameters", "state_dim", "statistics", "vision_tokens", "weight_bytes"]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_TYPE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_CLASS_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     FLOW_WIDTH_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +88,7 @@ class Model(_message.Message):
     default_class: str
     family: str
     fingerprint: str
+    flow_actions: int
     flow_steps: int
     flow_width: int
     kv_bytes_per_token: int
@@ -97,7 +99,7 @@ class Model(_message.Message):
     statistics: _containers.RepeatedCompositeFieldContainer[StatisticsSet]
     vision_tokens: int
     weight_bytes: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., statistics: _Optional[_Iterable[_Union[StatisticsSet, _Mapping]]] = ..., state_dim: _Optional[int] = ..., default_class: _Optional[str] = ..., vision_tokens: _Optional[int] = ..., max_positions: _Optional[int] = ..., compute_type: _Optional[str] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., fingerprint: _Optional[str] = ..., flow_steps: _Optional[int] = ..., flow_width: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., statistics: _Optional[_Iterable[_Union[StatisticsSet, _Mapping]]] = ..., state_dim: _Optional[int] = ..., default_class: _Optional[str] = ..., vision_tokens: _Optional[int] = ..., max_positions: _Optional[int] = ..., compute_type: _Optional[str] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., fingerprint: _Optional[str] = ..., flow_steps: _Optional[int] = ..., flow_width: _Optional[int] = ..., flow_actions: _Optional[int] = ...) -> None: ...
 
 class StatisticsSet(_message.Message):
     __slots__ = ["action_space", "key"]

@@ -13,6 +13,7 @@ namespace {
 constexpr std::string_view kImages = "observation.images.";
 constexpr std::string_view kPlaceholder = "empty_camera_";
 constexpr size_t kMaxCameras = 16;
+constexpr size_t kMaxCameraName = 200;  // bytes: errors list the names
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
@@ -40,6 +41,14 @@ absl::StatusOr<std::vector<CameraSpec>> ReadCameras(const Checkpoint& checkpoint
     // No camera: the policy itself fills its place.
     if (StartsWith(name, kPlaceholder)) continue;
     if (name.empty()) return entry.Error("a camera without a name");
+    if (name.size() > kMaxCameraName) {
+      return features.Error(StrCat("a camera's name has ", name.size(), " bytes, at most ",
+                                   kMaxCameraName, " are supported"));
+    }
+    if (std::any_of(out.begin(), out.end(), [&](const CameraSpec& c) { return c.name == name; })) {
+      return features.Error(
+          StrCat("two cameras \"", name, "\": with and without \"", kImages, "\""));
+    }
     CameraSpec camera;
     camera.name = std::string(name);
     camera.dtype = DType::kF32;
@@ -105,6 +114,11 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
   }
   ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
   if (aloha) return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
+  ASSIGN_OR_RETURN(const bool delta, config.Bool("use_delta_joint_actions_aloha", false));
+  if (delta) {
+    return absl::UnimplementedError(
+        "config.json: use_delta_joint_actions_aloha is not supported, nor by the reference");
+  }
   return absl::OkStatus();
 }
 

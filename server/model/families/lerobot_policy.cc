@@ -548,6 +548,10 @@ ModelSpec PolicySpec(const Checkpoint& checkpoint, const PolicyConfig& config) {
   spec.state_in_text = config.prompt == PromptStyle::kTaskAndState;
   // Where they are relative FinishActions adds the state; else nobody says what they are.
   if (!config.adapters.front().relative.empty()) spec.relative_actions = false;
+  spec.head.relative =
+      std::any_of(config.adapters.begin(), config.adapters.end(), [](const PolicyAdapters& set) {
+        return std::find(set.relative.begin(), set.relative.end(), true) != set.relative.end();
+      });
   spec.head.horizon = config.horizon;
   spec.head.served = config.served_actions;
   if (config.expert) {
