@@ -1,5 +1,6 @@
 // SessionCore: vision at its own rate, and acts that the server asks for itself. What comes of
-// either is handled like a message, by whoever handles those, and before them.
+// either is handled like a message, by whoever handles those, and before them. Turns of a push are
+// taken by the ticker where nothing but a frame is being handled.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -47,17 +48,22 @@ void SessionCore::OnRefreshed(const std::shared_ptr<const Observation>& prefix, 
     const std::lock_guard lock(mu_);
     refreshed_ = {prefix, ok};
     if (port_ == nullptr || handling_) return;
-    handling_ = true;
+    handling_ = away_ = true;
   }
   // Not here: this is a turn of the engine.
   service_->decoding().Run(account_, FairExecutor::Size::kMedium,
                            [self = shared_from_this()] { self->HandleInbox(false); });
 }
 
-void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
-  refreshing_ = false;
-  if (ok) session_->CommitPrefix(prefix);
-  Refresh(service_->clock().Now());  // of what has come meanwhile
+void SessionCore::TakeTurns(const std::optional<Refreshed>& refreshed,
+                            std::optional<TimePoint> push_due) {
+  const std::lock_guard touching(session_mu_);
+  if (refreshed) {
+    refreshing_ = false;
+    if (refreshed->ok) session_->CommitPrefix(refreshed->prefix);
+  }
+  if (push_due) PushAct(*push_due);
+  if (refreshed) Refresh(service_->clock().Now());  // of what has come meanwhile
 }
 
 absl::Status SessionCore::HandlePush(const v1::Push& push) {
@@ -88,25 +94,30 @@ absl::Status SessionCore::HandlePush(const v1::Push& push) {
 }
 
 void SessionCore::OnPush(TimePoint due) {
+  std::optional<Refreshed> refreshed;
   {
     const std::lock_guard lock(mu_);
     if (port_ == nullptr || cancelled_ || closing_ || dropped_ || reads_done_ || push_open_) return;
-    push_due_ = due;
-    if (handling_) return;
-    handling_ = true;
+    if (handling_ && !away_) {
+      push_due_ = due;  // who handles takes it next
+      return;
+    }
+    push_due_.reset();
+    refreshed = std::exchange(refreshed_, std::nullopt);
   }
-  HandleInbox(/*may_decode=*/false);
+  TakeTurns(refreshed, due);
 }
 
 void SessionCore::PushAct(TimePoint due) {
   if (push_timer_ == 0) return;  // stopped meanwhile
   const v1::ActRequest act = push_act_;
-  push_act_.set_id(act.id() + 1);
   {
     const std::lock_guard lock(mu_);
+    if (push_open_) return;
     push_id_ = act.id();
     push_open_ = true;
   }
+  push_act_.set_id(act.id() + 1);
   const absl::Status status = SubmitAct(act, due);
   if (status.ok()) {
     push_last_ok_ = true;
