@@ -10,7 +10,9 @@
 #include <thread>
 
 #include "assembly.h"
+#include "base/cores.h"
 #include "base/logging.h"
+#include "base/process.h"
 #include "base/strings.h"
 #include "config/memory.h"
 #include "cost_keeper.h"
@@ -57,6 +59,8 @@ int RunHealth(const std::string& address, const ProbeTls& tls) {
 
 int RunServe(const std::string& config_path, std::string_view version, const StopSignals& signals) {
   std::signal(SIGPIPE, SIG_IGN);
+  PreferShortSlices();  // all threads that answer inherit it
+  KeepFreedMemory();
   const absl::StatusOr<Config> config = LoadOrSay(config_path);
   if (!config.ok()) return 2;
   if (const absl::Status status = InitLogging(config->server.log); !status.ok())

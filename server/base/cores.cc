@@ -1,6 +1,8 @@
 #include "base/cores.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -89,6 +91,27 @@ bool HasController(std::string_view controllers, std::string_view wanted) {
   return false;
 }
 
+// As the kernel has it (sched_setattr(2)); the C library has it only lately.
+struct SchedulingAttributes {
+  uint32_t size = sizeof(SchedulingAttributes);
+  uint32_t policy = 0;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t runtime_ns = 0;  // of an ordinary thread: its slice; 0: the system's
+  uint64_t deadline_ns = 0;
+  uint64_t period_ns = 0;
+};
+
+void SetSlice(uint64_t ns) {
+  SchedulingAttributes attributes;
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER) return;
+  attributes.runtime_ns = ns;
+  // An old system ignores it, a sandbox may refuse: then threads wait as they always did.
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
 }  // namespace
 
 namespace {
@@ -120,6 +143,10 @@ std::optional<double> SmallestOfGroups(const fs::path& mount, std::string_view m
 }
 
 }  // namespace
+
+void PreferShortSlices() { SetSlice(100'000); }
+
+void PreferLongSlices() { SetSlice(0); }
 
 std::optional<double> CgroupCpuQuota(const fs::path& mount, std::string_view membership) {
   return SmallestOfGroups(mount, membership, "cpu", QuotaV2, QuotaV1);

@@ -6,6 +6,7 @@
 #include <ctime>
 #include <system_error>
 
+#include "base/cores.h"
 #include "base/strings.h"
 
 namespace saccade {
@@ -109,6 +110,7 @@ FairExecutor::Queue::iterator FairExecutor::NextLocked() {
 
 void FairExecutor::Loop(Thread& self) {
   pthread_setname_np(pthread_self(), "saccade-decode");
+  PreferLongSlices();  // jobs are long, and whoever waits for an answer is not one of them
   std::unique_lock lock(mu_);
   while (!stopping_) {
     const auto next = NextLocked();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -38,6 +39,15 @@ std::string_view Word(std::string_view text, size_t index) {
 }
 
 }  // namespace
+
+void KeepFreedMemory() {
+  // glibc's thresholds follow the largest buffer that has come and gone (mallopt(3)): they still
+  // grow with larger frames, as they would not once they were set.
+  constexpr size_t kBuffer = 1 << 20;
+  void* const buffer = std::malloc(kBuffer);
+  asm volatile("" : : "r"(buffer) : "memory");  // else the compiler leaves out the pair
+  std::free(buffer);
+}
 
 uint64_t BytesOfLine(std::string_view text, std::string_view key) {
   for (size_t at = text.find(key); at != std::string_view::npos; at = text.find(key, at + 1)) {

@@ -65,6 +65,22 @@ uint64_t DecodeBytes(const v1::VisionFrame& frame, uint64_t pixels) {
   return frame.has_raw() ? 0 : pixels * 9;
 }
 
+// A lock, let go of for a while.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>* lock) : lock_(lock) {
+    if (lock_ != nullptr) lock_->unlock();
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() {
+    if (lock_ != nullptr) lock_->lock();
+  }
+
+ private:
+  std::unique_lock<std::mutex>* const lock_;
+};
+
 }  // namespace
 
 Serving::Serving(const Config& config, Engine& engine, FairExecutor& decoding, const Clock& clock,
@@ -313,7 +329,8 @@ absl::StatusOr<Frame> Serving::ReadFrame(const SessionModel& model, uint32_t cam
 
 absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::VisionFrame& frame,
                                                     uint64_t pixels, TimePoint received,
-                                                    std::string_view prefix) {
+                                                    std::string_view prefix,
+                                                    std::unique_lock<std::mutex>* touching) {
   // Sessions are made here, for offered models.
   ModelMetrics* const metrics = static_cast<const OfferedModel&>(session.model()).metrics;
   absl::StatusOr<Session::Fate> fate = CountFrame(metrics, [&]() -> absl::StatusOr<Session::Fate> {
@@ -324,7 +341,11 @@ absl::StatusOr<Session::Fate> Serving::PublishFrame(Session& session, const v1::
     // Before decoding: a late frame costs nothing.
     if (session.IsStale(camera, frame.capture_time_ns())) return Session::Fate::kStale;
     RETURN_IF_ERROR(session.TakePixels(pixels, received));
-    ASSIGN_OR_RETURN(Frame ready, ReadFrame(session.model(), camera, frame, received, prefix));
+    const SessionModel& model = session.model();
+    ASSIGN_OR_RETURN(Frame ready, [&] {
+      const Unlocked unlocked(touching);
+      return ReadFrame(model, camera, frame, received, prefix);
+    }());
     return session.Publish(camera, std::move(ready));
   });
   if (metrics == nullptr || !fate.ok()) return fate;

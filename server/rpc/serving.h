@@ -109,10 +109,12 @@ class Serving {
   bool IsTooLate(const Target& target, const v1::ActRequest& act, TimePoint arrival,
                  TimePoint call_deadline, TimePoint now) const;
   // A frame into its mailbox: checks, decoding, resizing, identity. Counts what becomes of it.
-  // `pixels` of it are taken from the session's rate.
+  // `pixels` of it are taken from the session's rate. `touching`, which guards the session, is let
+  // go while the frame is decoded.
   absl::StatusOr<Session::Fate> PublishFrame(Session& session, const v1::VisionFrame& frame,
                                              uint64_t pixels, TimePoint received,
-                                             std::string_view prefix);
+                                             std::string_view prefix,
+                                             std::unique_lock<std::mutex>* touching = nullptr);
   absl::Status SetText(Session& session, const v1::TextInput& text) const;
   absl::Status SetState(Session& session, const v1::StateInput& state) const;
 

@@ -101,8 +101,9 @@ void SessionCore::OnMessage(absl::StatusOr<v1::SessionRequest> message, TimePoin
   HandleInbox(/*may_decode=*/false);
 }
 
-void SessionCore::HandleInbox(bool may_decode, bool brief) {
+void SessionCore::HandleInbox(bool may_decode) {
   std::unique_lock lock(mu_);
+  away_ = false;
   while (true) {
     if (cancelled_ || closing_ || finish_sent_) {
       inbox_.clear();
@@ -114,8 +115,7 @@ void SessionCore::HandleInbox(bool may_decode, bool brief) {
       const std::optional<Refreshed> refreshed = std::exchange(refreshed_, std::nullopt);
       const std::optional<TimePoint> due = std::exchange(push_due_, std::nullopt);
       lock.unlock();
-      if (refreshed) TakeRefreshed(refreshed->prefix, refreshed->ok);
-      if (due) PushAct(*due);
+      TakeTurns(refreshed, due);
       lock.lock();
       continue;
     }
@@ -127,15 +127,18 @@ void SessionCore::HandleInbox(bool may_decode, bool brief) {
     if (!IsFrame(inbox_.front().message) || session_ == nullptr) {
       Incoming incoming = PopLocked();
       lock.unlock();
-      Handle(incoming);
+      {
+        std::unique_lock touching(session_mu_);
+        Handle(incoming, touching);
+      }
       lock.lock();
       continue;
     }
     DropSupersededLocked(service_->clock().Now());
     if (!IsFrame(inbox_.front().message)) continue;
+    away_ = true;
     if (!may_decode) {
-      FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
-      if (brief) size = std::max(size, FairExecutor::Size::kMedium);
+      const FairExecutor::Size size = Serving::DecodeSize(inbox_.front().pixels);
       PumpLocked();
       lock.unlock();
       service_->decoding().Run(account_, size,
@@ -146,8 +149,12 @@ void SessionCore::HandleInbox(bool may_decode, bool brief) {
     Incoming incoming = PopLocked();
     PumpLocked();  // reads on meanwhile
     lock.unlock();
-    Handle(incoming);
+    {
+      std::unique_lock touching(session_mu_);
+      Handle(incoming, touching);
+    }
     lock.lock();
+    away_ = false;
   }
 }
 
@@ -161,11 +168,11 @@ void SessionCore::FollowSettings(TimePoint now) {
   settings_ = std::move(settings);
 }
 
-void SessionCore::Handle(const Incoming& incoming) {
+void SessionCore::Handle(const Incoming& incoming, std::unique_lock<std::mutex>& touching) {
   message_number_ = incoming.number;
   FollowSettings(incoming.received);
   const absl::Status status = incoming.message.ok()
-                                  ? CatchOutOfMemory([&] { return Dispatch(incoming); })
+                                  ? CatchOutOfMemory([&] { return Dispatch(incoming, touching); })
                                   : incoming.message.status();
   if (status.ok()) return;
   service_->CountRefused(status);
@@ -179,7 +186,8 @@ void SessionCore::Handle(const Incoming& incoming) {
   }
 }
 
-absl::Status SessionCore::Dispatch(const Incoming& incoming) {
+absl::Status SessionCore::Dispatch(const Incoming& incoming,
+                                   std::unique_lock<std::mutex>& touching) {
   const v1::SessionRequest& message = *incoming.message;
   const TimePoint received = incoming.received;
   using Kind = v1::SessionRequest::MessageCase;
@@ -190,7 +198,7 @@ absl::Status SessionCore::Dispatch(const Incoming& incoming) {
     case Kind::kOpen:
       return HandleOpen(message.open(), received);
     case Kind::kVision:
-      return HandleVision(message.vision(), incoming.pixels, received);
+      return HandleVision(message.vision(), incoming.pixels, received, touching);
     case Kind::kText:
       RETURN_IF_ERROR(session_->TakeMessageToken(received));
       RETURN_IF_ERROR(service_->SetText(*session_, message.text()));
@@ -280,9 +288,9 @@ absl::Status SessionCore::HandleOpen(const v1::Open& open, TimePoint received) {
 }
 
 absl::Status SessionCore::HandleVision(const v1::VisionFrame& frame, uint64_t pixels,
-                                       TimePoint received) {
+                                       TimePoint received, std::unique_lock<std::mutex>& touching) {
   ASSIGN_OR_RETURN(const Session::Fate fate,
-                   service_->PublishFrame(*session_, frame, pixels, received, "vision"));
+                   service_->PublishFrame(*session_, frame, pixels, received, "vision", &touching));
   if (fate != Session::Fate::kStale) {
     Refresh(received);
     return absl::OkStatus();

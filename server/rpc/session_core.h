@@ -4,9 +4,10 @@
 //
 // Threads. Any thread may call anything. Messages are handled in order, one at a time: frames by
 // the decode executor, a turn for each frame, and what waits behind a frame by the same thread;
-// what does not wait for a frame by the transport thread that brought it. `mu_` guards the stream's
-// state and is never held while a message is handled. The Session itself is touched by that
-// handling only.
+// what does not wait for a frame by the transport thread that brought it. Turns of a push do not
+// wait for frames: the ticker takes them while one waits for its turn or is decoded. `mu_` guards
+// the stream's state and is never held while a message is handled. `session_mu_` guards the Session
+// and is held by whoever handles something, but not while it decodes; it is taken before `mu_`.
 //
 // Frames that wait. A newer frame of the same camera takes the place of one that waits, before that
 // is decoded, unless an act request between the two may still be answered in time.
@@ -92,22 +93,27 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   // --- one message at a time ---
   // Handles what has been read, until there is nothing or a frame's turn has to come first.
-  // `may_decode`: this is the turn of one frame. `brief`: by a thread that others wait for, which
-  // leaves the decoding of even the smallest frame to another.
-  void HandleInbox(bool may_decode, bool brief = false);
-  void Handle(const Incoming& incoming);
+  // `may_decode`: this is the turn of one frame.
+  void HandleInbox(bool may_decode);
+  // `touching` holds session_mu_.
+  void Handle(const Incoming& incoming, std::unique_lock<std::mutex>& touching);
   void FollowSettings(TimePoint now);
-  absl::Status Dispatch(const Incoming& incoming);
+  absl::Status Dispatch(const Incoming& incoming, std::unique_lock<std::mutex>& touching);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
-  absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received);
+  absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received,
+                            std::unique_lock<std::mutex>& touching);
   void HandleAct(const v1::ActRequest& act, TimePoint received);
   void RefuseAct(const v1::ActRequest& act, const absl::Status& status);
   absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received);
   absl::Status HandleCancel(const v1::Cancel& cancel);
   absl::Status HandlePush(const v1::Push& push);
   void PushAct(TimePoint due);
-  // Of a prefix that was asked for: done, or failed.
-  void TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok);
+  // A prefix that was asked for and is done, or has failed.
+  struct Refreshed {
+    std::shared_ptr<const Observation> prefix;
+    bool ok = false;
+  };
+  void TakeTurns(const std::optional<Refreshed>& refreshed, std::optional<TimePoint> push_due);
   void Refresh(TimePoint now);
 
   // --- any thread ---
@@ -137,7 +143,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   const std::shared_ptr<FairExecutor::Account> account_;
 
-  // Touched by the handling of messages only.
+  std::mutex session_mu_;             // guards the following
   uint64_t message_number_ = 0;       // of the one being handled
   Serving::Target target_;            // constant once opened
   std::unique_ptr<Session> session_;  // null until opened
@@ -167,11 +173,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   uint64_t messages_read_ = 0;
   bool reading_ = false;   // a read is outstanding
   bool handling_ = false;  // a message is being handled, or waits for its frame's turn
+  bool away_ = false;  // who handles waits for a turn, or decodes: the session is free meanwhile
   // Handled before messages.
-  struct Refreshed {
-    std::shared_ptr<const Observation> prefix;
-    bool ok = false;
-  };
   std::optional<Refreshed> refreshed_;
   std::optional<TimePoint> push_due_;
   uint64_t push_id_ = 0;    // of the newest push's request,

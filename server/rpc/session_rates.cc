@@ -1,5 +1,6 @@
 // SessionCore: vision at its own rate, and acts that the server asks for itself. What comes of
-// either is handled like a message, by whoever handles those, and before them.
+// either is handled like a message, by whoever handles those, and before them. Turns of a push are
+// taken by the ticker where nothing but a frame is being handled.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -71,10 +72,15 @@ void SessionCore::HandleRefreshed() {
   HandleInbox(/*may_decode=*/false);
 }
 
-void SessionCore::TakeRefreshed(const std::shared_ptr<const Observation>& prefix, bool ok) {
-  refreshing_ = false;
-  if (ok) session_->CommitPrefix(prefix);
-  Refresh(service_->clock().Now());  // of what has come meanwhile
+void SessionCore::TakeTurns(const std::optional<Refreshed>& refreshed,
+                            std::optional<TimePoint> push_due) {
+  const std::lock_guard touching(session_mu_);
+  if (refreshed) {
+    refreshing_ = false;
+    if (refreshed->ok) session_->CommitPrefix(refreshed->prefix);
+  }
+  if (push_due) PushAct(*push_due);
+  if (refreshed) Refresh(service_->clock().Now());  // of what has come meanwhile
 }
 
 absl::Status SessionCore::HandlePush(const v1::Push& push) {
@@ -104,16 +110,20 @@ absl::Status SessionCore::HandlePush(const v1::Push& push) {
 }
 
 void SessionCore::OnPush(TimePoint due) {
+  std::optional<Refreshed> refreshed;
   {
     const std::lock_guard lock(mu_);
     if (port_ == nullptr || cancelled_ || closing_ || dropped_ || reads_done_ || push_open_) return;
     // A client that does not read has no use for more, and must not lose its stream by it.
     if (outbox_.size() >= OutboxLimitLocked() / 2) return;
-    push_due_ = due;
-    if (handling_) return;
-    handling_ = true;
+    if (handling_ && !away_) {
+      push_due_ = due;  // who handles takes it next
+      return;
+    }
+    push_due_.reset();
+    refreshed = std::exchange(refreshed_, std::nullopt);
   }
-  HandleInbox(/*may_decode=*/false, /*brief=*/true);
+  TakeTurns(refreshed, due);
 }
 
 void SessionCore::PushAct(TimePoint due) {
@@ -121,6 +131,7 @@ void SessionCore::PushAct(TimePoint due) {
   FollowSettings(due);
   {
     const std::lock_guard lock(mu_);
+    if (push_open_) return;
     push_id_ = push_act_.id();
     push_open_ = true;
   }

@@ -13,7 +13,8 @@
 //  - what more urgent requests already in the step can spare: the slack of each, spread evenly over
 //    the steps it still needs, so that none uses up what it may need later. Decode rows of the same
 //    tier are exempt. Lower tiers leave tier 0 slack for kArrivals further requests: whoever
-//    arrives there next needs it.
+//    arrives there next needs it. While tier 0 leaves gaps they make its steps barely longer: what
+//    takes time runs in those.
 // The most urgent unit of a step is under no limit, so a step always makes progress, and decode
 // rows leave room for it.
 //

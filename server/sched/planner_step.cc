@@ -15,6 +15,11 @@ constexpr uint32_t kMaxPreemptions = 4;
 // Lower tiers leave a request of tier 0 the slack for that many more of its kind with nothing
 // cached.
 constexpr int kArrivals = 2;
+// Tier 0 leaves gaps while it lately used less than this part of the time. Lower tiers then make a
+// step of it this much longer at most; all else of theirs gets steps of its own, in the gaps. Above
+// that sharing steps is what lets lower tiers run at all.
+constexpr double kBusy = 0.25;
+constexpr double kBarelyLonger = 1.1;
 // Where a single layer of the first unit passes the ceiling, the layer may grow by that much.
 constexpr double kLongLayer = 1.25;
 
@@ -158,6 +163,10 @@ bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest*
 
 void Planner::EnterTier(const Candidate& entering, const std::vector<Candidate>& others) {
   const bool first = !tier_.has_value();
+  if (tier_ == 0U && !empty() && worker_->UsedAbove(options_.classes, 1, now_) < kBusy) {
+    lower_limit_ =
+        std::min(lower_limit_, Scaled(lane_->cost.Predict(plan_.shape).p99, kBarelyLonger));
+  }
   tier_ = entering.tier;
   upper_limit_ = lower_limit_;
   peer_limit_ = Micros::max();

@@ -95,6 +95,7 @@ struct FakeModelOptions {
   std::shared_ptr<Gate> gate = nullptr;         // passed once per trunk step; null: none
   std::shared_ptr<Gate> encode_gate = nullptr;  // passed once per encode step; null: none
   int32_t nan_token = -1;                       // its embedding is not finite; negative: none
+  std::shared_ptr<Gate> decode_gate = nullptr;  // passed once per frame, before it is resized
   // What a trunk step ends with instead of running, when not OK; null: nothing.
   std::function<absl::Status()> fault = nullptr;
   // On whatever thread a prompt is built or a frame is resized; null: nothing.
@@ -210,6 +211,7 @@ class FakeModel final : public Model {
   // Nearest pixel.
   absl::StatusOr<ModelImage> Preprocess(uint32_t camera, ImageRows& rows) const override {
     if (options_.on_frame != nullptr) options_.on_frame();
+    if (options_.decode_gate != nullptr) options_.decode_gate->Pass();
     ASSIGN_OR_RETURN(const Rgb8Image image, ReadImage(rows));
     Rgb8Image out{kPixels, kPixels, Pixels(size_t{kPixels} * kPixels * 3, 0)};
     for (uint32_t y = 0; y < kPixels; ++y) {

@@ -140,6 +140,30 @@ TEST(RatesRpcTest, PushedActsCountOnAndFollowTheState) {
   server.ExpectIdleSoon();
 }
 
+TEST(RatesRpcTest, PushedActsWaitForNoFrameThatIsDecoded) {
+  const auto gate = std::make_shared<Gate>();
+  TestServer server({.model = {.decode_gate = gate}});
+  SessionClient client(NewChannel(server.address()));
+  client.Open(Refreshing());
+  client.SendFrame(RawFrame("", 10, 1));
+  client.Send(PushOf(100, 1));
+  EXPECT_EQ(client.NextChunk().frames(0).capture_time_ns(), 1);
+  gate->Close();
+  client.SendFrame(RawFrame("", 20, 2));
+  client.SendFrame(RawFrame("", 30, 3));
+  gate->AwaitWaiter();
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(client.NextChunk().frames(0).capture_time_ns(), 1);
+  gate->Open();
+  int64_t newest = 1;
+  for (int i = 0; i < 200 && newest != 3; ++i) {
+    newest = client.NextChunk().frames(0).capture_time_ns();
+  }
+  EXPECT_EQ(newest, 3);
+  client.HalfClose();
+  EXPECT_TRUE(client.Finish().ok());
+  server.ExpectIdleSoon();
+}
+
 TEST(RatesRpcTest, WhyTurnsAreRefusedIsToldOnce) {
   TestServer server;
   SessionClient client(NewChannel(server.address()));

@@ -460,8 +460,12 @@ TEST_F(SessionRatesTest, NoFrameIsDecodedInATurn) {
   EXPECT_THAT(TimesOf(Chunk()), ::testing::ElementsAre(1));
   SettledFrame(2, "right");
   frames_here = frames = 0;
-  on_prompt = [this] { Frame(3, "left"); };  // while the turn is taken: there is a camera more
+  std::thread transport;
+  on_prompt = [&] {  // while the turn is taken: there is a camera more
+    transport = std::thread([this] { Frame(3, "left"); });
+  };
   Turn();
+  transport.join();
   EXPECT_THAT(TimesOf(Chunk()), ::testing::ElementsAre(1, 2));
   Settle();
   EXPECT_EQ(frames, 1);

@@ -150,6 +150,50 @@ TEST(Flow, UrgentWorkRunsBetweenDenoiseSteps) {
   ASSERT_TRUE(sim.request(slow).ok());
 }
 
+// Control acts every `gap`, each of which a refresh of its frame comes in the middle of. How many
+// steps hold both.
+size_t StepsSharedWithRefreshes(Micros gap) {
+  Options options = FlowOptions();
+  options.scheduler.step_ceiling = Micros(20'000);
+  Simulation sim(options);
+  constexpr uint64_t kActs = 200;
+  for (uint64_t i = 0; i < kActs; ++i) {
+    Spec act = Flow(sim.Prefix({1}, 8, 1, i + 1), 4);
+    act.klass = kControl;
+    act.session = i % 2;
+    act.deadline = Micros(300'000);  // it could spare the time
+    sim.After(static_cast<int64_t>(i) * gap, [&sim, act] { sim.Offer(act); });
+    sim.After(static_cast<int64_t>(i) * gap + Micros(2'000), [&sim, i] {
+      sim.Offer({.klass = kBestEffort,
+                 .timeline = sim.Prefix({100 + i}, 8, 1, 0, PrefixReuse::kAllButLast),
+                 .action_tokens = 0,
+                 .kind = AnswerKind::kPrefix});
+    });
+  }
+  sim.RunToIdle();
+  for (const Tracked& r : sim.requests()) {
+    EXPECT_TRUE(r.ok());
+    if (r.spec.klass == kBestEffort) {
+      EXPECT_LE(r.latency().count(), 100'000);
+    }
+  }
+  size_t shared = 0;
+  const TimePoint settled = sim.request(200).arrival;
+  for (const FinishedStep& step : sim.steps()) {
+    if (step.started < settled) continue;
+    shared += !step.plan.flows.empty() && step.plan.shape.frames > 0 ? 1 : 0;
+  }
+  sim.ExpectBaseline();
+  return shared;
+}
+
+// An act takes 5.5 ms, a refresh 6.5 ms: between acts every 40 ms there is room for it; acts every
+// 14 ms leave so little that they share their steps.
+TEST(Flow, RefreshesWaitForTheGapsThatControlLeaves) {
+  EXPECT_EQ(StepsSharedWithRefreshes(Micros(40'000)), 0u);
+  EXPECT_GT(StepsSharedWithRefreshes(Micros(14'000)), 0u);
+}
+
 TEST(Flow, WhoLosesItsPlaceBeginsAgainAndAnswersTheSame) {
   Options options = FlowOptions(8);  // blocks for one prompt
   Simulation sim(options);

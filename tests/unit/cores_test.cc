@@ -1,11 +1,16 @@
 #include "base/cores.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace saccade {
 namespace {
@@ -76,6 +81,25 @@ TEST(Cores, PinRefusesWhatIsNotThere) {
   for (int cpu : {-1, 60000, 1 << 20}) {
     EXPECT_EQ(PinThisThread(cpu).code(), absl::StatusCode::kInvalidArgument) << cpu;
   }
+}
+
+// Of this thread in nanoseconds, from sched_getattr(2); 0 where the system does not say.
+uint64_t Slice() {
+  std::array<uint64_t, 8> attributes{};
+  if (syscall(SYS_sched_getattr, 0, attributes.data(), sizeof(attributes), 0) != 0) return 0;
+  return attributes[3];
+}
+
+TEST(Cores, ShortSlicesAreInheritedAndGivenBack) {
+  std::thread([] {
+    const uint64_t before = Slice();
+    PreferShortSlices();
+    if (before == 0 || Slice() == before) GTEST_SKIP() << "the system has one slice for all";
+    EXPECT_EQ(Slice(), 100'000U);
+    std::thread([] { EXPECT_EQ(Slice(), 100'000U); }).join();
+    PreferLongSlices();
+    EXPECT_EQ(Slice(), before);
+  }).join();
 }
 
 }  // namespace
