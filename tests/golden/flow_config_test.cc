@@ -84,7 +84,7 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
            {"resize_imgs_with_padding"}},
           {config,
            [](Json& j) {
-             j["resize_imgs_with_padding"] = {64, 64};
+             j["resize_imgs_with_padding"] = {72, 72};
            },
            {"64 positions"}},
           {config, [](Json& j) { j["normalization_mapping"]["VISUAL"] = "MEAN_STD"; }, {"VISUAL"}},

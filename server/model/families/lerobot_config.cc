@@ -1,6 +1,7 @@
 #include "model/families/lerobot_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -183,7 +184,7 @@ absl::StatusOr<std::vector<uint32_t>> SizesOf(const Checkpoint& checkpoint, std:
 }
 
 absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_view prefix,
-                                   uint32_t image_size, uint32_t heads) {
+                                   uint32_t image_size, uint32_t heads, bool any_size) {
   VitSpec spec;
   spec.names = VitNames::kSiglip;
   spec.prefix = std::string(prefix);
@@ -212,9 +213,20 @@ absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_vie
   if (heads == 0 || spec.width % heads != 0) {
     return fail(StrCat(heads, " heads do not divide a width of ", spec.width));
   }
-  if (image_size % spec.patch_size != 0 || spec.patches() != positions[0]) {
+  const auto side = static_cast<uint32_t>(std::lround(std::sqrt(positions[0])));
+  const bool fits = spec.patches() == positions[0];
+  if (image_size % spec.patch_size != 0 || (!fits && (!any_size || side * side != positions[0]))) {
     return fail(StrCat("frames of ", image_size, " pixels in patches of ", spec.patch_size,
                        " do not fit ", positions[0], " positions"));
+  }
+  if (fits) return spec;
+  // Each patch has the position of where it is in a frame of the table's size.
+  spec.position_rows = positions[0];
+  const uint32_t patches = image_size / spec.patch_size;
+  for (uint32_t i = 0; i < spec.patches(); ++i) {
+    const uint32_t row = i / patches * side / patches;
+    const uint32_t column = i % patches * side / patches;
+    spec.positions.push_back(row * side + column);
   }
   return spec;
 }

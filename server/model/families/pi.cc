@@ -84,7 +84,7 @@ absl::Status ReadPaliGemma(const Checkpoint& checkpoint, const std::optional<Jso
   }
   ASSIGN_OR_RETURN(const uint32_t image, ReadSquare(config, "image_resolution", 224));
   ASSIGN_OR_RETURN(out.tower, ReadSiglip(checkpoint, StrCat(pali, "vision_tower.vision_model."),
-                                         image, vision_heads));
+                                         image, vision_heads, /*any_size=*/false));
   out.pad_side = PadSide::kCentered;
   out.projector = StrCat(pali, "multi_modal_projector.linear");
   out.projector_bias = true;
