@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,6 +95,10 @@ ModelSpec PolicySpec(const Checkpoint& checkpoint, const PolicyConfig& config);
 // One line per tensor that is absent, mis-shaped, or not part of such a model.
 std::vector<std::string> PolicyTensorProblems(const Checkpoint& checkpoint,
                                               const PolicyConfig& config);
+
+// The words of a prompt for `instruction` and a normalised state. INVALID_ARGUMENT (field "state").
+absl::StatusOr<std::string> PolicyText(const PolicyConfig& config, std::string_view instruction,
+                                       std::span<const float> state);
 
 // Tokens of text in a prompt for `instruction`, with a state of zeros.
 absl::StatusOr<uint32_t> PolicyTextTokens(const PolicyConfig& config, std::string_view instruction);

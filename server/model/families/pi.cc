@@ -120,9 +120,9 @@ absl::Status ReadExpert(const Checkpoint& checkpoint, const std::optional<Json>&
                                                 "gemma_300m", dims, "expert"));
   ASSIGN_OR_RETURN(const DecoderSizes sizes, ReadDecoder(checkpoint, expert.prefix, heads.heads));
   expert.ends = outer;
-  // Older files of pi0 have pi0.5's name.
+  // Files of openpi's converter may have the name that the other of the two goes by.
   expert.time_mlp = outer + "time_mlp";
-  if (!five && checkpoint.Has(outer + "action_time_mlp_in.weight")) {
+  if (checkpoint.Has(outer + "action_time_mlp_in.weight")) {
     expert.time_mlp = outer + "action_time_mlp";
   }
   expert.horizon = out.horizon;
