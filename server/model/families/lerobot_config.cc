@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kImages = "observation.images.";
 constexpr std::string_view kPlaceholder = "empty_camera_";
+constexpr std::string_view kPreprocessor = "policy_preprocessor.json";
 constexpr size_t kMaxCameras = 16;
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
@@ -51,6 +52,28 @@ absl::StatusOr<std::vector<CameraSpec>> ReadCameras(const Checkpoint& checkpoint
     return features.Error(StrCat(out.size(), " cameras, at most ", kMaxCameras, " are supported"));
   }
   return out;
+}
+
+// adapt_to_pi_aloha. Releases with processor files turn what these have normalised.
+absl::Status ReadAloha(const Checkpoint& checkpoint, PolicyConfig& out) {
+  const JsonView config = checkpoint.config_view();
+  ASSIGN_OR_RETURN(const bool deltas, config.Bool("use_delta_joint_actions_aloha", false));
+  if (deltas) {
+    return absl::UnimplementedError(
+        "config.json: use_delta_joint_actions_aloha is not supported, by lerobot neither");
+  }
+  ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
+  if (!aloha) return absl::OkStatus();
+  for (const PolicyAdapters& adapters : out.adapters) {
+    if (adapters.state.dim() < kAlohaDim || adapters.action.dim() < kAlohaDim) {
+      return config.Error(StrCat("adapt_to_pi_aloha: a state of ", adapters.state.dim(),
+                                 " and actions of ", adapters.action.dim(),
+                                 " dimensions are not ALOHA's ", kAlohaDim));
+    }
+  }
+  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kPreprocessor));
+  out.aloha = file ? AlohaStage::kNormalised : AlohaStage::kRobot;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -104,9 +127,7 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
     return absl::UnimplementedError(
         StrCat("config.json: normalization_mapping.VISUAL: \"", visual, "\" is not supported"));
   }
-  ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
-  if (aloha) return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
-  return absl::OkStatus();
+  return ReadAloha(checkpoint, out);
 }
 
 absl::StatusOr<uint32_t> ReadSquare(const JsonView& config, std::string_view key,
@@ -139,10 +160,9 @@ absl::StatusOr<std::string> FindTokenizer(const Checkpoint& checkpoint, std::str
 }
 
 absl::StatusOr<std::string> TokenizerName(const Checkpoint& checkpoint) {
-  constexpr std::string_view kFile = "policy_preprocessor.json";
-  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kFile));
+  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kPreprocessor));
   if (!file) return std::string();
-  const JsonView root(*file, kFile);
+  const JsonView root(*file, kPreprocessor);
   ASSIGN_OR_RETURN(const JsonView steps, root.Get("steps"));
   ASSIGN_OR_RETURN(const size_t count, steps.ArraySize());
   for (size_t i = 0; i < count; ++i) {

@@ -305,7 +305,15 @@ absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows&
 absl::StatusOr<std::vector<float>> LerobotPolicy::NormalizeState(
     std::span<const float> state, std::string_view statistics_key) const {
   ASSIGN_OR_RETURN(const PolicyAdapters* adapters, FindAdapters(config_.adapters, statistics_key));
-  return adapters->state.Normalize(state, config_.state_width);
+  std::vector<float> robot(state.begin(), state.end());
+  if (config_.aloha == AlohaStage::kRobot) {
+    RETURN_IF_ERROR(AlohaStateToPi(AlohaVersion::kLerobot, robot));
+  }
+  ASSIGN_OR_RETURN(std::vector<float> out, adapters->state.Normalize(robot, config_.state_width));
+  if (config_.aloha == AlohaStage::kNormalised) {
+    RETURN_IF_ERROR(AlohaStateToPi(AlohaVersion::kLerobot, out));
+  }
+  return out;
 }
 
 absl::StatusOr<ActionChunk> LerobotPolicy::FinishActions(std::span<const float> chunk,
@@ -321,14 +329,20 @@ absl::StatusOr<ActionChunk> LerobotPolicy::FinishActions(std::span<const float> 
   const size_t dim = adapters->action.dim();
   ActionChunk out;
   out.horizon = config_.served_actions;
-  const std::vector<double> wide(chunk.begin(),
-                                 chunk.begin() + static_cast<std::ptrdiff_t>(out.horizon * width));
-  ASSIGN_OR_RETURN(out.values, adapters->action.Unnormalize(wide, width));
-  RETURN_IF_ERROR(AddState(adapters->relative, state, dim, out.values));
+  std::vector<double> normalized;
   for (size_t step = 0; step < out.horizon; ++step) {
     const auto row = chunk.subspan(step * width, dim);
-    out.normalized.insert(out.normalized.end(), row.begin(), row.end());
+    normalized.insert(normalized.end(), row.begin(), row.end());
   }
+  if (config_.aloha == AlohaStage::kNormalised) {
+    RETURN_IF_ERROR(AlohaActionsFromPi(AlohaVersion::kLerobot, dim, normalized));
+  }
+  out.normalized.assign(normalized.begin(), normalized.end());
+  ASSIGN_OR_RETURN(out.values, adapters->action.Unnormalize(normalized, dim));
+  if (config_.aloha == AlohaStage::kRobot) {
+    RETURN_IF_ERROR(AlohaActionsFromPi(AlohaVersion::kLerobot, dim, out.values));
+  }
+  RETURN_IF_ERROR(AddState(adapters->relative, state, dim, out.values));
   return out;
 }
 

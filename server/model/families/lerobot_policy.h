@@ -28,6 +28,10 @@ enum class PromptStyle : uint8_t {
   kTaskAndState,  // "Task: ..., State: 12 200 ...;\n", and `prompt_end` (pi0.5, pi0-FAST)
 };
 
+// Whose joints and grippers are turned between ALOHA and pi: the robot's own values, or those that
+// are normalised (later releases).
+enum class AlohaStage : uint8_t { kNever, kRobot, kNormalised };
+
 // An answer in FAST tokens.
 struct FastSpec {
   std::string dir;          // of the FAST tokenizer
@@ -71,8 +75,9 @@ struct PolicyConfig {
   std::vector<int32_t> before_frame;
   std::vector<int32_t> after_frame;
 
-  std::vector<PolicyAdapters> adapters;  // at least one
-  uint32_t state_width = 0;              // of a state on the device
+  std::vector<PolicyAdapters> adapters;   // at least one
+  AlohaStage aloha = AlohaStage::kNever;  // else states and actions have kAlohaDim values or more
+  uint32_t state_width = 0;               // of a state on the device
 
   uint32_t state_dim() const { return static_cast<uint32_t>(adapters.front().state.dim()); }
   uint32_t action_dim() const { return static_cast<uint32_t>(adapters.front().action.dim()); }
