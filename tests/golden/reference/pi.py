@@ -236,9 +236,10 @@ def relayout(v: Pi, checkpoint: Path, stats: Any) -> None:
         if v.names == "tied":
             tensors = {k: x for k, x in tensors.items() if "embed_tokens" not in k}
         if v.names == "bare":
-            old = {"model.action_time_mlp": "time_mlp"} if v.kind == "pi0" else {}
-            for prefix, other in old.items():
-                tensors = {k.replace(prefix, other): x for k, x in tensors.items()}
+            names = ("model.time_mlp", "action_time_mlp")
+            if v.kind == "pi0":
+                names = ("model.action_time_mlp", "time_mlp")
+            tensors = {k.replace(*names): x for k, x in tensors.items()}
             tensors = {k.removeprefix("model."): x for k, x in tensors.items()}
         return tensors
 
