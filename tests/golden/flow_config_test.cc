@@ -95,6 +95,11 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
              j["resize_imgs_with_padding"] = {72, 72};
            },
            {"64 positions"}},
+          {config,
+           [](Json& j) {
+             j["resize_imgs_with_padding"] = {8192, 8192};
+           },
+           {"frames of 8192 pixels", "64 positions"}},
           {config, [](Json& j) { j["normalization_mapping"]["VISUAL"] = "MEAN_STD"; }, {"VISUAL"}},
           {config, [](Json& j) { j["input_features"] = Json::array(); }, {"input_features"}},
           {config,

@@ -15,6 +15,7 @@ constexpr std::string_view kImages = "observation.images.";
 constexpr std::string_view kPlaceholder = "empty_camera_";
 constexpr std::string_view kPreprocessor = "policy_preprocessor.json";
 constexpr size_t kMaxCameras = 16;
+constexpr uint32_t kMostSpread = 16;  // patches per position: a config makes no memory of nothing
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
@@ -235,7 +236,9 @@ absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_vie
   }
   const auto side = static_cast<uint32_t>(std::lround(std::sqrt(positions[0])));
   const bool fits = spec.patches() == positions[0];
-  if (image_size % spec.patch_size != 0 || (!fits && (!any_size || side * side != positions[0]))) {
+  const bool spreads =
+      any_size && side * side == positions[0] && spec.patches() / kMostSpread <= positions[0];
+  if (image_size % spec.patch_size != 0 || (!fits && !spreads)) {
     return fail(StrCat("frames of ", image_size, " pixels in patches of ", spec.patch_size,
                        " do not fit ", positions[0], " positions"));
   }
