@@ -203,6 +203,7 @@ TEST(FlowConfig, PiRefusesByName) {
              },
              {"image_resolution"}},
             {"config.json", [](Json& j) { j["num_inference_steps"] = 0; }, {"num_inference_steps"}},
+            {"config.json", [](Json& j) { j["adapt_to_pi_aloha"] = true; }, {"adapt_to_pi_aloha"}},
         });
   }
 }

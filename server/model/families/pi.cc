@@ -171,7 +171,8 @@ absl::Status ReadFast(const Checkpoint& checkpoint, const std::string& prefix, P
   out.state_width = out.state_dim();
   for (const PolicyAdapters& adapters : out.adapters) {
     if (!adapters.relative.empty()) {
-      return absl::UnimplementedError("config.json: relative actions of FAST are not supported");
+      return absl::UnimplementedError(
+          "policy_preprocessor.json: relative actions are not supported with FAST tokens");
     }
   }
   FastSpec& fast = out.fast.emplace();
@@ -205,6 +206,10 @@ absl::StatusOr<PolicyConfig> ReadPi(const Checkpoint& checkpoint) {
   out.family = fast ? "pi0_fast" : five ? "pi05" : "pi0";
   RETURN_IF_ERROR(
       ReadLerobotPolicy(checkpoint, {"num_inference_steps", five || fast ? 200 : 48}, out));
+  if (out.aloha != AlohaStage::kNever) {
+    // No release of these layouts has it.
+    return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
+  }
   ASSIGN_OR_RETURN(std::string name, TokenizerName(checkpoint));
   ASSIGN_OR_RETURN(name, config.String("text_tokenizer_name", name));
   ASSIGN_OR_RETURN(out.tokenizer_dir, FindTokenizer(checkpoint, name, "tokenizer"));
