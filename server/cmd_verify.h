@@ -38,13 +38,16 @@ struct VerifyOptions {
 // many are; nor is pi0's suffix_out of the state, which nothing reads. image_special.* is of the
 // same checkpoint with special tokens around frames, prefix.final_norm_out of a trunk that runs to
 // its end; longest.* must be the same as without padding. A frame is the camera's of its name, or
-// the first one's that has the words of its name (image.wrist_u8: left_wrist_0_rgb). F32: actions
+// the first one's that has the words of its name (image.wrist_u8: left_wrist_0_rgb). An instruction
+// that a request may not have, because it is too long or spells special tokens, is sent as the ids
+// that the reference makes of it: the line "task" says so. F32: actions
 // within 2e-6, state and pixels within 1e-6, relative where they are over 1. BF16: stages within
 // 1e-2 * max|reference| (velocities 2e-2: pi0's are up to 1.4e-2 off), actions within 3 times the
-// recorded distance of bf16.actions; of FAST tokens, none of which are recorded in bf16, an id may
-// differ where the recorded margin is below twice the logits' tolerance, and what follows it is
-// left out. fastN.*: the ids of fastN.sequence, what they decode to, and what was encoded, within
-// half a coefficient in each.
+// recorded distance of bf16.actions, of which at most a quarter of the largest action counts; of
+// FAST tokens, none of which are recorded in bf16, an id may differ where the recorded margin is
+// below twice the logits' tolerance, and what follows it is left out. Behind the end of an answer
+// there may be zeros. fastN.*: the ids of fastN.sequence, what they decode to, and what was
+// encoded, within half a coefficient in each.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

@@ -131,7 +131,10 @@ absl::StatusOr<std::shared_ptr<const Timeline>> TimelineOf(const Model& model,
     content->rgb = std::move(frame.rgb);
     frames.push_back(std::move(content));
   }
-  ASSIGN_OR_RETURN(const Prompt prompt, model.BuildPrompt(prompt_input));
+  ASSIGN_OR_RETURN(const Prompt prompt,
+                   input.text_ids
+                       ? model.BuildPromptFromTokens(*input.text_ids, prompt_input.missing_cameras)
+                       : model.BuildPrompt(prompt_input));
   for (const PromptSegment& segment : prompt.segments) {
     out.prompt_ids.insert(out.prompt_ids.end(), segment.tokens.begin(), segment.tokens.end());
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@ struct VerifyInput {
   // camera may do without.
   std::function<absl::StatusOr<Rgb8Image>(uint32_t camera, std::string_view name)> frame_of;
   std::string instruction;
+  // Ids of the prompt's text in place of those of the instruction.
+  std::optional<std::vector<int32_t>> text_ids;
   std::vector<float> state;  // in the robot's units; empty: none
   std::vector<float> noise;  // of a flow head, [horizon, width]
   // One request each; the first one is tapped. Empty: the model's only set, else an error.

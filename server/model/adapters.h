@@ -36,6 +36,9 @@ struct NormConvention {
 };
 inline constexpr NormConvention kLerobotNorm{true, 1e-8, NormConvention::Epsilon::kWhereZero, false,
                                              false};
+// Before its processor files.
+inline constexpr NormConvention kLerobotBufferNorm{true, 1e-8, NormConvention::Epsilon::kAlways,
+                                                   false, false};
 inline constexpr NormConvention kOpenPiNorm{false, 1e-6, NormConvention::Epsilon::kAlways, true,
                                             false};
 inline constexpr NormConvention kOpenVlaNorm{false, 0, NormConvention::Epsilon::kNever, false,

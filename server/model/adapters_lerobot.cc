@@ -329,7 +329,7 @@ absl::StatusOr<std::vector<PolicyAdapters>> FromBuffers(const Checkpoint& checkp
       source.has = [&](std::string_view name) { return checkpoint.Has(name); };
       source.tensor = [&](std::string_view name) { return checkpoint.Tensor(name); };
       source.known = known;
-      return Build(feature, source, kLerobotNorm);
+      return Build(feature, source, kLerobotBufferNorm);
     };
     if (state) {
       ASSIGN_OR_RETURN(set.state, build(*state, kInputs));

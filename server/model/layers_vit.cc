@@ -47,8 +47,9 @@ std::vector<TensorSpec> VitSpec::Tensors() const {
   if (class_tokens != 0) add("cls_token", {1, class_tokens, w});
   if (register_tokens != 0) add("reg_token", {1, register_tokens, w});
   const PartNames& part = NamesOf(*this);
-  add(part.positions, names == VitNames::kTimm ? std::vector<int64_t>{1, patches(), w}
-                                               : std::vector<int64_t>{patches(), w});
+  const int64_t places = positions.empty() ? patches() : position_rows;
+  add(part.positions, names == VitNames::kTimm ? std::vector<int64_t>{1, places, w}
+                                               : std::vector<int64_t>{places, w});
   add(StrCat(part.patches, ".weight"), {w, 3, p, p}, TensorUse::kMatrix);
   add(StrCat(part.patches, ".bias"), {w});
   for (uint32_t i = 0; i < blocks; ++i) {
@@ -101,7 +102,11 @@ absl::StatusOr<VitTower> VitTower::Load(WeightLoader& loader, const VitSpec& spe
   const PartNames& names = NamesOf(spec);
   ASSIGN_OR_RETURN(tower.patch_weight_, loader.Linear({name(StrCat(names.patches, ".weight"))}));
   ASSIGN_OR_RETURN(tower.patch_bias_, loader.Vector({name(StrCat(names.patches, ".bias"))}));
-  ASSIGN_OR_RETURN(tower.positions_, loader.Vector({name(names.positions)}));
+  if (spec.positions.empty()) {
+    ASSIGN_OR_RETURN(tower.positions_, loader.Vector({name(names.positions)}));
+  } else {
+    ASSIGN_OR_RETURN(tower.positions_, loader.Rows(name(names.positions), spec.positions));
+  }
   if (spec.class_tokens != 0 && spec.register_tokens != 0) {
     ASSIGN_OR_RETURN(tower.prefix_tokens_, loader.Vector({name("cls_token"), name("reg_token")}));
   } else if (spec.class_tokens != 0) {

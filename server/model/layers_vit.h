@@ -39,7 +39,10 @@ struct VitSpec {
   bool layer_scale = false;
   bool final_norm = false;  // behind the last block that runs
   Activation activation = Activation::kGeluErf;
-  float epsilon = 1e-6F;        // of every LayerNorm
+  float epsilon = 1e-6F;  // of every LayerNorm
+  // Of each patch its row of the position table, which has `position_rows`; empty: one per patch.
+  std::vector<uint32_t> positions;
+  uint32_t position_rows = 0;
   std::array<float, 3> mean{};  // (x / 255 - mean) / std per channel
   std::array<float, 3> std{};
 

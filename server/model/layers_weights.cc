@@ -187,6 +187,21 @@ absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Values(std::span<const std
   return UploadValues(values);
 }
 
+absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::Rows(const std::string& name,
+                                                           std::span<const uint32_t> rows) {
+  std::vector<std::vector<float>> storage;
+  ASSIGN_OR_RETURN(const TensorView view, Matrix(name, storage));
+  std::vector<float> values;
+  for (const uint32_t row : rows) {
+    if (row >= view.dim(0)) {
+      return absl::InvalidArgumentError(
+          StrCat(name, ": is ", view.DebugString(), ", there is no row ", row));
+    }
+    AppendAsF32(view.Rows(row, row + 1), values);
+  }
+  return UploadValues(values);
+}
+
 absl::StatusOr<std::unique_ptr<Buffer>> WeightLoader::UploadValues(std::vector<float>& values) {
   const TensorView host = TensorView::Dense(values.data(), DType::kF32, MemKind::kHost,
                                             {static_cast<int64_t>(values.size())});

@@ -78,6 +78,9 @@ class WeightLoader {
   // matrix.
   absl::StatusOr<std::unique_ptr<Buffer>> Vector(std::initializer_list<std::string> names,
                                                  float offset = 0);
+  // Rows of a matrix as F32, in that order.
+  absl::StatusOr<std::unique_ptr<Buffer>> Rows(const std::string& name,
+                                               std::span<const uint32_t> rows);
   // A rank-2 table as stored; F16 becomes F32. `dtype` receives what it is on the device.
   absl::StatusOr<std::unique_ptr<Buffer>> Table(const std::string& name, DType* dtype);
   // The same as F32, and behind it the rows of `ids` divided by `scale`: as rows that are

@@ -1,11 +1,14 @@
 // What folders of SmolVLA and pi may say, and what is refused by its name.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "assembly.h"
+#include "model/adapters.h"
 #include "model/checkpoint.h"
 #include "model/families/lerobot_policy.h"
 #include "model/families/pi.h"
@@ -76,7 +79,12 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
           {config, [](Json& j) { j["num_vlm_layers"] = 5; }, {"num_vlm_layers", "4"}},
           {config, [](Json& j) { j["num_expert_layers"] = 2; }, {"num_expert_layers"}},
           {config, [](Json& j) { j["attention_mode"] = "sideways"; }, {"attention_mode"}},
-          {config, [](Json& j) { j["adapt_to_pi_aloha"] = true; }, {"adapt_to_pi_aloha"}},
+          {config,
+           [](Json& j) { j["adapt_to_pi_aloha"] = true; },
+           {"adapt_to_pi_aloha", "a state of 7 and actions of 6"}},
+          {config,
+           [](Json& j) { j["use_delta_joint_actions_aloha"] = true; },
+           {"use_delta_joint_actions_aloha"}},
           {config,
            [](Json& j) { j["use_delta_joint_actions_aloha"] = true; },
            {"use_delta_joint_actions_aloha"}},
@@ -100,9 +108,14 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
            {"resize_imgs_with_padding"}},
           {config,
            [](Json& j) {
-             j["resize_imgs_with_padding"] = {64, 64};
+             j["resize_imgs_with_padding"] = {72, 72};
            },
            {"64 positions"}},
+          {config,
+           [](Json& j) {
+             j["resize_imgs_with_padding"] = {8192, 8192};
+           },
+           {"frames of 8192 pixels", "64 positions"}},
           {config, [](Json& j) { j["normalization_mapping"]["VISUAL"] = "MEAN_STD"; }, {"VISUAL"}},
           {config, [](Json& j) { j["input_features"] = Json::array(); }, {"input_features"}},
           {config,
@@ -131,6 +144,61 @@ TEST(FlowConfig, SmolVlaRefusesByName) {
       });
 }
 
+// What lerobot turns between ALOHA and pi depends on what else is in the folder; the numbers of the
+// later releases are those of variants/smolvla_mixed.
+TEST(FlowConfig, AlohaBeforeAndAfterProcessors) {
+  const FolderCopy folder(DataDir() + "/variants/smolvla_mixed/checkpoint");
+  absl::StatusOr<PolicyConfig> config = Read(folder.path());
+  ASSERT_TRUE(config.ok()) << std::string(config.status().message());
+  EXPECT_EQ(config->aloha, AlohaStage::kNormalised);
+  folder.Remove("policy_preprocessor.json");
+  folder.Remove("policy_postprocessor.json");
+  Json json = folder.ReadJson("config.json");
+  json["normalization_mapping"]["STATE"] = "IDENTITY";
+  json["normalization_mapping"]["ACTION"] = "IDENTITY";
+  folder.WriteJson("config.json", json);
+  config = Read(folder.path());
+  ASSERT_TRUE(config.ok()) << std::string(config.status().message());
+  EXPECT_EQ(config->aloha, AlohaStage::kRobot);
+  json["adapt_to_pi_aloha"] = false;
+  folder.WriteJson("config.json", json);
+  config = Read(folder.path());
+  ASSERT_TRUE(config.ok()) << std::string(config.status().message());
+  EXPECT_EQ(config->aloha, AlohaStage::kNever);
+}
+
+TEST(FlowConfig, AlohaTurnsWhatTheRobotHas) {
+  const std::string dir = DataDir() + "/variants/smolvla_mixed/checkpoint";
+  const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(dir);
+  ASSERT_TRUE(checkpoint.ok());
+  absl::StatusOr<PolicyConfig> config = ReadSmolVla(*checkpoint);
+  ASSERT_TRUE(config.ok());
+  const absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(RefBackendConfig(false));
+  ASSERT_TRUE(backend.ok());
+  const auto load = [&](AlohaStage stage) {
+    config->aloha = stage;
+    return LoadLerobotPolicy(*checkpoint, **backend, {}, *config).value();
+  };
+  const std::unique_ptr<Model> turning = load(AlohaStage::kRobot);
+  const std::unique_ptr<Model> plain = load(AlohaStage::kNever);
+  std::vector<float> state;
+  std::vector<float> chunk;
+  for (size_t i = 0; i < 16; ++i) state.push_back(0.05F * static_cast<float>(i) - 0.3F);
+  for (size_t i = 0; i < size_t{5} * 16; ++i) chunk.push_back(std::sin(static_cast<float>(i)));
+  std::vector<float> turned = state;
+  ASSERT_TRUE(AlohaStateToPi(AlohaVersion::kLerobot, turned).ok());
+  EXPECT_NE(turned, state);
+  EXPECT_EQ(turning->NormalizeState(state, "").value(), plain->NormalizeState(turned, "").value());
+  const ActionChunk a = turning->FinishActions(chunk, "", state).value();
+  ActionChunk b = plain->FinishActions(chunk, "", state).value();
+  EXPECT_EQ(a.normalized, b.normalized);
+  EXPECT_NE(a.values, b.values);
+  ASSERT_TRUE(AlohaActionsFromPi(AlohaVersion::kLerobot, 15, b.values).ok());
+  EXPECT_EQ(a.values, b.values);
+  EXPECT_EQ(turning->NormalizeState(std::span(state).first(13), "").status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(FlowConfig, PiRefusesByName) {
   for (const std::string policy : {"pi0", "pi05"}) {
     ExpectRefused(
@@ -151,6 +219,7 @@ TEST(FlowConfig, PiRefusesByName) {
              },
              {"image_resolution"}},
             {"config.json", [](Json& j) { j["num_inference_steps"] = 0; }, {"num_inference_steps"}},
+            {"config.json", [](Json& j) { j["adapt_to_pi_aloha"] = true; }, {"adapt_to_pi_aloha"}},
         });
   }
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write an OpenVLA folder of unusual sizes and its golden answers, computed in plain numpy.
 
-    python make_variant.py NAME OUT_DIR      NAME: one of VARIANTS below, or `all`
+    python make_variant.py NAME OUT_DIR      NAME: one of VARIANTS below, `all`, or oft_randomN
 
 The numpy model is independent of the server: it was written from the published architecture, and on
 the reference's own goldens (openvla, openvla_v01) it agrees to 7e-6. `check FOLDER` repeats that
@@ -11,6 +11,7 @@ and tokenizers. The tokenizer files come from the demo checkpoint (960 ids).
 import hashlib
 import json
 import math
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -63,6 +64,29 @@ VARIANTS = {
         vocab=960 + 64, pad=64, bins=256, dtype="F32", pictures=[(60, 150)], instruction="open the drawer",
         dims={"bridge": 7}, chunk=5, state=0, head=None, bounds=("q01", "q99")),
 }
+
+
+def random_oft(name):
+    """An OpenVLA-OFT that its name draws."""
+    r = random.Random(name)
+    towers = {}
+    for tower in r.choice(([DINO, SIGLIP], [SIGLIP], [DINO])):
+        heads = r.choice((2, 3, 4))
+        towers[tower] = (heads * r.choice((10, 12, 16)), heads, r.choice((2, 3, 4)), r.choice((37, 50, 96)), r.choice((1, 4)) if tower == DINO else 0)
+    heads, kv = r.choice(((6, 2), (4, 4), (3, 1), (8, 2)))
+    head = r.choice((8, 10, 16))
+    text = dict(hidden_size=heads * r.choice((7, 8, 12)), intermediate_size=r.choice((52, 75, 131)), num_hidden_layers=r.choice((1, 2, 3)),
+                num_attention_heads=heads, num_key_value_heads=kv, head_dim=head, rms_norm_eps=r.choice((1e-6, 1e-5)))
+    platform, action, chunk, state, images, bounds = r.choice((
+        ("aloha", 14, 25, 14, 3, ("min", "max")), ("libero", 7, 8, 8, 2, ("q01", "q99")), ("bridge", 7, 5, 7, 1, ("q01", "q99"))))
+    pad, image = r.choice((0, 37, 64)), r.choice((28, 42, 56))
+    return dict(
+        towers=towers, image=image, strategy=r.choice(("resize-naive", "resize-crop", "letterbox")),
+        llm=r.choice(("llama2-7b-pure", "vicuna-v15-7b")), text=text, vocab=960 + pad, pad=pad, bins=r.choice((128, 256)),
+        dtype=r.choice(("BF16", "F32")), pictures=[(r.randint(20, 150), r.randint(20, 150)) for _ in range(r.choice((images, 1, 2)))],
+        instruction=r.choice(("fold the Towel", "x", "Turn LEFT at the Überholspur", "put 12 cups, then stop!")), dims={platform: action},
+        chunk=r.choice((chunk, 1, 3)), state=r.choice((state, state, 0)), head=(r.choice((33, 48, 64)), r.choice((1, 2, 3))), bounds=bounds,
+        platform=platform)
 
 
 # ------------------------------------------------------------------------------------------ numbers
@@ -540,7 +564,7 @@ def write_oft_variant(name, out):
         "bf16.normalized_actions": runs[True][0],
         "actions": np.where(s["mask"], 0.5 * (chunk + 1) * (high - low + 1e-8) + low, chunk)})
     write_golden(out, golden, model="openvla-oft", instruction=v["instruction"], num_images=len(images), chunk=v["chunk"],
-                 platform={"min": "aloha", "q01": "bridge"}[below])
+                 platform=v.get("platform") or {"min": "aloha", "q01": "bridge"}[below])
 
 
 def write_variant(name, out):
@@ -631,5 +655,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "check":
         check(Path(sys.argv[2]))
     else:
+        if sys.argv[1].startswith("oft_random"):
+            VARIANTS[sys.argv[1]] = random_oft(sys.argv[1])
         for variant in VARIANTS if sys.argv[1] == "all" else [sys.argv[1]]:
             write_variant(variant, Path(sys.argv[2]) / variant)

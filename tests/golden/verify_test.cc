@@ -83,6 +83,14 @@ TEST_P(EveryBackend, Pi0Fast) {
   EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
 }
 
+// Folders of the policies with other sizes, layouts and inputs: see reference/variants.py.
+TEST_P(EveryBackend, MixedPolicies) {
+  for (const char* policy : {"smolvla", "pi0", "pi05", "pi0_fast"}) {
+    const std::string dir = DataDir() + "/variants/" + policy + "_mixed";
+    EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0) << policy;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Golden, EveryBackend, testing::ValuesIn(AllBackends()),
                          [](const auto& info) { return info.param.name; });
 
@@ -313,6 +321,65 @@ TEST_P(DamagedPolicy, IsNoticed) {
 INSTANTIATE_TEST_SUITE_P(Policies, DamagedPolicy,
                          testing::Values("smolvla", "pi0", "pi05", "pi0_fast"),
                          [](const auto& info) { return std::string(info.param); });
+
+class DamagedMixed : public Damaged {
+ protected:
+  explicit DamagedMixed(const std::string& policy = "smolvla")
+      : Damaged("variants/" + policy + "_mixed") {}
+};
+
+// A record sets the tolerance of BF16 itself, up to what rounding may do.
+TEST_F(DamagedMixed, RecordOfBf16) {
+  EXPECT_EQ(Run(false, true), 0) << output_;
+  Json info = folder_.ReadJson("golden.json");
+  info.erase("bf16_vs_fp32_max_abs");
+  folder_.WriteJson("golden.json", info);
+  const std::string bytes = folder_.Read("golden.safetensors");
+  for (const float far : {10.0F, 1e6F, std::numeric_limits<float>::quiet_NaN()}) {
+    Add("bf16.actions", far);
+    EXPECT_EQ(Run(), 0) << output_;
+    EXPECT_EQ(Run(false, true), 1) << far << "\n" << output_;
+    folder_.Write("golden.safetensors", bytes);
+    Add("actions", far);
+    EXPECT_EQ(Run(false, true), 1) << far << "\n" << output_;
+    folder_.Write("golden.safetensors", bytes);
+  }
+}
+
+// Rows behind the state are padding up to a stated length; any other length is none.
+TEST_F(DamagedMixed, OtherPrefixLength) {
+  Json config = folder_.ReadJson("checkpoint/config.json");
+  for (const int length : {-1, 0, 199, 201}) {
+    config["prefix_length"] = length;
+    folder_.WriteJson("checkpoint/config.json", config);
+    EXPECT_EQ(Run(), 1) << length;
+    EXPECT_NE(output_.find("prefix.embs"), std::string::npos) << output_;
+  }
+}
+
+class DamagedFast : public DamagedMixed {
+ protected:
+  DamagedFast() : DamagedMixed("pi0_fast") {}
+};
+
+// An answer that ends early: what is recorded behind its end are zeros, or nothing.
+TEST_F(DamagedFast, BehindTheEnd) {
+  ASSERT_EQ(Run(true, true), 0) << output_;
+  const Json good = folder_.ReadJson("golden.json");
+  Json ids = good["generated"];
+  const auto run = [&] {
+    Json info = good;
+    info["generated"] = ids;
+    folder_.WriteJson("golden.json", info);
+    return Run();
+  };
+  ids.back() = 7;
+  EXPECT_EQ(run(), 1) << output_;
+  while (ids.size() > 13) ids.erase(ids.size() - 1);
+  EXPECT_EQ(run(), 0) << output_;
+  ids.erase(12);
+  EXPECT_EQ(run(), 1) << output_;
+}
 
 TEST_F(Damaged, TruncatedGolden) {
   const std::string bytes = folder_.Read("golden.safetensors");

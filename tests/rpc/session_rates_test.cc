@@ -307,7 +307,8 @@ TEST_F(SessionRatesTest, ACancelledStreamTakesNoTurns) {
   Push(kSlowHz, 100);
   HoldDecoding();
   Frame(2);
-  Turn();  // waits behind the frame
+  Turn();  // does not wait behind the frame
+  EXPECT_EQ(Chunk().act_id(), 100U);
   core_->OnCancelled();
   Turn();
   const size_t before = Requests().size();

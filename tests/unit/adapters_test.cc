@@ -392,6 +392,30 @@ TEST(PolicyAdaptersTest, ReadBuffersOfFoldersWithoutProcessors) {
               HasSubstr("there is no unnormalize_outputs.so100-red_buffer_action.std"));
 }
 
+// Those releases added 1e-8 to every range, not only to one of zero.
+TEST(PolicyAdaptersTest, BuffersOfRanges) {
+  Folder folder("smolvla");
+  folder.Remove("policy_preprocessor.json");
+  folder.Remove("policy_postprocessor.json");
+  folder.Edit("config.json", [](Json& config) {
+    config["normalization_mapping"] = {{"STATE", "MIN_MAX"}, {"ACTION", "MIN_MAX"}};
+  });
+  const std::vector<float> low7(7, 0), high7 = {1e-6F, 0, 1, 2, 2, 2, 2}, low6(6, -1), high6(6, 3);
+  folder.Write("model.safetensors",
+               Safetensors({{"normalize_inputs.buffer_observation_state.min", low7},
+                            {"normalize_inputs.buffer_observation_state.max", high7},
+                            {"unnormalize_outputs.buffer_action.min", low6},
+                            {"unnormalize_outputs.buffer_action.max", high6}}));
+  const auto sets = folder.Read();
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  const auto state = sets->front().state.Normalize(std::vector<float>{5e-7F, 0, 0.25F, 0, 1, 2, 3});
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_NEAR((*state)[0], -0.00990099, 1e-6);  // 2 * 5e-7 / 1.01e-6 - 1
+  EXPECT_THAT(std::span(*state).subspan(1), testing::ElementsAre(-1, -0.5F, -1, 0, 1, 2));
+  EXPECT_THAT(*sets->front().action.Unnormalize(std::vector<double>(6, 0.5), 6),
+              testing::Each(2.0));
+}
+
 // Steps are found by name, wherever a release puts them.
 Json& Step(Json& pipeline, const std::string& name) {
   for (Json& step : pipeline["steps"]) {

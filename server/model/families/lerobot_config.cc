@@ -1,6 +1,7 @@
 #include "model/families/lerobot_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -12,8 +13,10 @@ namespace {
 
 constexpr std::string_view kImages = "observation.images.";
 constexpr std::string_view kPlaceholder = "empty_camera_";
+constexpr std::string_view kPreprocessor = "policy_preprocessor.json";
 constexpr size_t kMaxCameras = 16;
 constexpr size_t kMaxCameraName = 200;  // bytes: errors list the names
+constexpr uint32_t kMostSpread = 16;  // patches per position: a config makes no memory of nothing
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
@@ -59,6 +62,28 @@ absl::StatusOr<std::vector<CameraSpec>> ReadCameras(const Checkpoint& checkpoint
     return features.Error(StrCat(out.size(), " cameras, at most ", kMaxCameras, " are supported"));
   }
   return out;
+}
+
+// adapt_to_pi_aloha. Releases with processor files turn what these have normalised.
+absl::Status ReadAloha(const Checkpoint& checkpoint, PolicyConfig& out) {
+  const JsonView config = checkpoint.config_view();
+  ASSIGN_OR_RETURN(const bool deltas, config.Bool("use_delta_joint_actions_aloha", false));
+  if (deltas) {
+    return absl::UnimplementedError(
+        "config.json: use_delta_joint_actions_aloha is not supported, by lerobot neither");
+  }
+  ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
+  if (!aloha) return absl::OkStatus();
+  for (const PolicyAdapters& adapters : out.adapters) {
+    if (adapters.state.dim() < kAlohaDim || adapters.action.dim() < kAlohaDim) {
+      return config.Error(StrCat("adapt_to_pi_aloha: a state of ", adapters.state.dim(),
+                                 " and actions of ", adapters.action.dim(),
+                                 " dimensions are not ALOHA's ", kAlohaDim));
+    }
+  }
+  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kPreprocessor));
+  out.aloha = file ? AlohaStage::kNormalised : AlohaStage::kRobot;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -112,14 +137,7 @@ absl::Status ReadLerobotPolicy(const Checkpoint& checkpoint, const LerobotDefaul
     return absl::UnimplementedError(
         StrCat("config.json: normalization_mapping.VISUAL: \"", visual, "\" is not supported"));
   }
-  ASSIGN_OR_RETURN(const bool aloha, config.Bool("adapt_to_pi_aloha", false));
-  if (aloha) return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
-  ASSIGN_OR_RETURN(const bool delta, config.Bool("use_delta_joint_actions_aloha", false));
-  if (delta) {
-    return absl::UnimplementedError(
-        "config.json: use_delta_joint_actions_aloha is not supported, nor by the reference");
-  }
-  return absl::OkStatus();
+  return ReadAloha(checkpoint, out);
 }
 
 absl::StatusOr<uint32_t> ReadSquare(const JsonView& config, std::string_view key,
@@ -152,10 +170,9 @@ absl::StatusOr<std::string> FindTokenizer(const Checkpoint& checkpoint, std::str
 }
 
 absl::StatusOr<std::string> TokenizerName(const Checkpoint& checkpoint) {
-  constexpr std::string_view kFile = "policy_preprocessor.json";
-  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kFile));
+  ASSIGN_OR_RETURN(const std::optional<Json> file, checkpoint.OptionalJson(kPreprocessor));
   if (!file) return std::string();
-  const JsonView root(*file, kFile);
+  const JsonView root(*file, kPreprocessor);
   ASSIGN_OR_RETURN(const JsonView steps, root.Get("steps"));
   ASSIGN_OR_RETURN(const size_t count, steps.ArraySize());
   for (size_t i = 0; i < count; ++i) {
@@ -197,7 +214,7 @@ absl::StatusOr<std::vector<uint32_t>> SizesOf(const Checkpoint& checkpoint, std:
 }
 
 absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_view prefix,
-                                   uint32_t image_size, uint32_t heads) {
+                                   uint32_t image_size, uint32_t heads, bool any_size) {
   VitSpec spec;
   spec.names = VitNames::kSiglip;
   spec.prefix = std::string(prefix);
@@ -226,9 +243,22 @@ absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_vie
   if (heads == 0 || spec.width % heads != 0) {
     return fail(StrCat(heads, " heads do not divide a width of ", spec.width));
   }
-  if (image_size % spec.patch_size != 0 || spec.patches() != positions[0]) {
+  const auto side = static_cast<uint32_t>(std::lround(std::sqrt(positions[0])));
+  const bool fits = spec.patches() == positions[0];
+  const bool spreads =
+      any_size && side * side == positions[0] && spec.patches() / kMostSpread <= positions[0];
+  if (image_size % spec.patch_size != 0 || (!fits && !spreads)) {
     return fail(StrCat("frames of ", image_size, " pixels in patches of ", spec.patch_size,
                        " do not fit ", positions[0], " positions"));
+  }
+  if (fits) return spec;
+  // Each patch has the position of where it is in a frame of the table's size.
+  spec.position_rows = positions[0];
+  const uint32_t patches = image_size / spec.patch_size;
+  for (uint32_t i = 0; i < spec.patches(); ++i) {
+    const uint32_t row = i / patches * side / patches;
+    const uint32_t column = i % patches * side / patches;
+    spec.positions.push_back(row * side + column);
   }
   return spec;
 }

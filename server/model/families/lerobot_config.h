@@ -48,8 +48,9 @@ uint32_t CountBlocks(const Checkpoint& checkpoint, std::string_view prefix);
 absl::StatusOr<std::vector<uint32_t>> SizesOf(const Checkpoint& checkpoint, std::string_view name,
                                               size_t rank);
 
-// A tower of transformers' SigLIP whose sizes are those of its tensors; `heads` as given.
+// A tower of transformers' SigLIP whose sizes are those of its tensors; `heads` as given. Frames of
+// other than the table's positions are an error, or, with `any_size`, spread over the table.
 absl::StatusOr<VitSpec> ReadSiglip(const Checkpoint& checkpoint, std::string_view prefix,
-                                   uint32_t image_size, uint32_t heads);
+                                   uint32_t image_size, uint32_t heads, bool any_size);
 
 }  // namespace saccade

@@ -15,6 +15,7 @@
 #include "model/layers_scope.h"
 #include "model/layers_tap.h"
 #include "model/layers_weights.h"
+#include "model/unicode_class.h"
 
 namespace saccade {
 namespace {
@@ -38,30 +39,19 @@ int32_t BinOf(float x) {
   return static_cast<int32_t>(std::clamp(at, -1.0, 255.0));
 }
 
+// As str.strip of Python, whose spaces are those of Unicode and four separators.
 std::string Stripped(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\n\r\f\v";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
-}
-
-// The words of a prompt. INVALID_ARGUMENT (field "state").
-absl::StatusOr<std::string> PromptText(const PolicyConfig& config, std::string_view instruction,
-                                       std::span<const float> state) {
-  if (config.prompt == PromptStyle::kLine) {
-    std::string line(instruction);
-    if (line.empty() || line.back() != '\n') line += '\n';
-    return line;
+  size_t begin = text.size();
+  size_t end = 0;
+  for (size_t at = 0; at < text.size();) {
+    const Character c = CharacterAt(text, at);
+    if (ClassOf(c.code) != CharClass::kSpace && (c.code < 0x1c || c.code > 0x1f)) {
+      begin = std::min(begin, at);
+      end = at + c.size;
+    }
+    at += c.size;
   }
-  std::string task = Stripped(instruction);
-  std::replace(task.begin(), task.end(), '_', ' ');
-  std::replace(task.begin(), task.end(), '\n', ' ');
-  std::string bins;
-  for (const float x : state) {
-    if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
-    StrAppend(&bins, bins.empty() ? "" : " ", BinOf(x));
-  }
-  return StrCat("Task: ", task, ", State: ", bins, ";\n", config.prompt_end);
+  return begin < end ? std::string(text.substr(begin, end - begin)) : std::string();
 }
 
 // Immutable after loading. Holds the backend it was loaded to, which must outlive it.
@@ -291,7 +281,7 @@ absl::StatusOr<Prompt> LerobotPolicy::BuildPrompt(const PromptInput& input) cons
     return InvalidField(
         "state", StrCat(input.state.size(), " normalised values, expected ", config_.state_width));
   }
-  ASSIGN_OR_RETURN(const std::string text, PromptText(config_, input.instruction, input.state));
+  ASSIGN_OR_RETURN(const std::string text, PolicyText(config_, input.instruction, input.state));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, EncodeText(text));
   return PromptOf(ids, input.missing_cameras, "instruction");
 }
@@ -315,7 +305,15 @@ absl::StatusOr<ModelImage> LerobotPolicy::Preprocess(uint32_t camera, ImageRows&
 absl::StatusOr<std::vector<float>> LerobotPolicy::NormalizeState(
     std::span<const float> state, std::string_view statistics_key) const {
   ASSIGN_OR_RETURN(const PolicyAdapters* adapters, FindAdapters(config_.adapters, statistics_key));
-  return adapters->state.Normalize(state, config_.state_width);
+  std::vector<float> robot(state.begin(), state.end());
+  if (config_.aloha == AlohaStage::kRobot) {
+    RETURN_IF_ERROR(AlohaStateToPi(AlohaVersion::kLerobot, robot));
+  }
+  ASSIGN_OR_RETURN(std::vector<float> out, adapters->state.Normalize(robot, config_.state_width));
+  if (config_.aloha == AlohaStage::kNormalised) {
+    RETURN_IF_ERROR(AlohaStateToPi(AlohaVersion::kLerobot, out));
+  }
+  return out;
 }
 
 absl::StatusOr<ActionChunk> LerobotPolicy::FinishActions(std::span<const float> chunk,
@@ -331,14 +329,20 @@ absl::StatusOr<ActionChunk> LerobotPolicy::FinishActions(std::span<const float> 
   const size_t dim = adapters->action.dim();
   ActionChunk out;
   out.horizon = config_.served_actions;
-  const std::vector<double> wide(chunk.begin(),
-                                 chunk.begin() + static_cast<std::ptrdiff_t>(out.horizon * width));
-  ASSIGN_OR_RETURN(out.values, adapters->action.Unnormalize(wide, width));
-  RETURN_IF_ERROR(AddState(adapters->relative, state, dim, out.values));
+  std::vector<double> normalized;
   for (size_t step = 0; step < out.horizon; ++step) {
     const auto row = chunk.subspan(step * width, dim);
-    out.normalized.insert(out.normalized.end(), row.begin(), row.end());
+    normalized.insert(normalized.end(), row.begin(), row.end());
   }
+  if (config_.aloha == AlohaStage::kNormalised) {
+    RETURN_IF_ERROR(AlohaActionsFromPi(AlohaVersion::kLerobot, dim, normalized));
+  }
+  out.normalized.assign(normalized.begin(), normalized.end());
+  ASSIGN_OR_RETURN(out.values, adapters->action.Unnormalize(normalized, dim));
+  if (config_.aloha == AlohaStage::kRobot) {
+    RETURN_IF_ERROR(AlohaActionsFromPi(AlohaVersion::kLerobot, dim, out.values));
+  }
+  RETURN_IF_ERROR(AddState(adapters->relative, state, dim, out.values));
   return out;
 }
 
@@ -494,6 +498,11 @@ bool Unused(const PolicyConfig& config, std::string_view name) {
     return std::from_chars(part.data() + 7, end, index).ec == std::errc() &&
            index >= config.trunk.layers;
   }
+  // pi0.5 made of a pi0 keeps its layer of the state.
+  if (config.expert && config.expert->adaptive &&
+      StartsWith(name, StrCat(config.expert->ends, "state_proj."))) {
+    return true;
+  }
   return config.expert && StartsWith(name, config.expert->prefix) &&
          name.substr(config.expert->prefix.size()) == "embed_tokens.weight";
 }
@@ -608,12 +617,30 @@ std::vector<std::string> PolicyTensorProblems(const Checkpoint& checkpoint,
   return problems;
 }
 
+absl::StatusOr<std::string> PolicyText(const PolicyConfig& config, std::string_view instruction,
+                                       std::span<const float> state) {
+  if (config.prompt == PromptStyle::kLine) {
+    std::string line(instruction);
+    if (line.empty() || line.back() != '\n') line += '\n';
+    return line;
+  }
+  std::string task = Stripped(instruction);
+  std::replace(task.begin(), task.end(), '_', ' ');
+  std::replace(task.begin(), task.end(), '\n', ' ');
+  std::string bins;
+  for (const float x : state) {
+    if (!std::isfinite(x)) return InvalidField("state", "a value is not finite");
+    StrAppend(&bins, bins.empty() ? "" : " ", BinOf(x));
+  }
+  return StrCat("Task: ", task, ", State: ", bins, ";\n", config.prompt_end);
+}
+
 absl::StatusOr<uint32_t> PolicyTextTokens(const PolicyConfig& config,
                                           std::string_view instruction) {
   ASSIGN_OR_RETURN(const std::unique_ptr<const Tokenizer> tokenizer,
                    Tokenizer::Load(config.tokenizer_dir));
   ASSIGN_OR_RETURN(const std::string text,
-                   PromptText(config, instruction, std::vector<float>(config.state_width)));
+                   PolicyText(config, instruction, std::vector<float>(config.state_width)));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                    tokenizer->Encode(text, {.allow_special = false}));
   return static_cast<uint32_t>(ids.size());

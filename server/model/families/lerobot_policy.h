@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,10 @@ enum class PromptStyle : uint8_t {
   kLine,          // the instruction and a newline (SmolVLA, pi0)
   kTaskAndState,  // "Task: ..., State: 12 200 ...;\n", and `prompt_end` (pi0.5, pi0-FAST)
 };
+
+// Whose joints and grippers are turned between ALOHA and pi: the robot's own values, or those that
+// are normalised (later releases).
+enum class AlohaStage : uint8_t { kNever, kRobot, kNormalised };
 
 // An answer in FAST tokens.
 struct FastSpec {
@@ -70,8 +75,9 @@ struct PolicyConfig {
   std::vector<int32_t> before_frame;
   std::vector<int32_t> after_frame;
 
-  std::vector<PolicyAdapters> adapters;  // at least one
-  uint32_t state_width = 0;              // of a state on the device
+  std::vector<PolicyAdapters> adapters;   // at least one
+  AlohaStage aloha = AlohaStage::kNever;  // else states and actions have kAlohaDim values or more
+  uint32_t state_width = 0;               // of a state on the device
 
   uint32_t state_dim() const { return static_cast<uint32_t>(adapters.front().state.dim()); }
   uint32_t action_dim() const { return static_cast<uint32_t>(adapters.front().action.dim()); }
@@ -94,6 +100,10 @@ ModelSpec PolicySpec(const Checkpoint& checkpoint, const PolicyConfig& config);
 // One line per tensor that is absent, mis-shaped, or not part of such a model.
 std::vector<std::string> PolicyTensorProblems(const Checkpoint& checkpoint,
                                               const PolicyConfig& config);
+
+// The words of a prompt for `instruction` and a normalised state. INVALID_ARGUMENT (field "state").
+absl::StatusOr<std::string> PolicyText(const PolicyConfig& config, std::string_view instruction,
+                                       std::span<const float> state);
 
 // Tokens of text in a prompt for `instruction`, with a state of zeros.
 absl::StatusOr<uint32_t> PolicyTextTokens(const PolicyConfig& config, std::string_view instruction);

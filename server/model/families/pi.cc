@@ -84,7 +84,7 @@ absl::Status ReadPaliGemma(const Checkpoint& checkpoint, const std::optional<Jso
   }
   ASSIGN_OR_RETURN(const uint32_t image, ReadSquare(config, "image_resolution", 224));
   ASSIGN_OR_RETURN(out.tower, ReadSiglip(checkpoint, StrCat(pali, "vision_tower.vision_model."),
-                                         image, vision_heads));
+                                         image, vision_heads, /*any_size=*/false));
   out.pad_side = PadSide::kCentered;
   out.projector = StrCat(pali, "multi_modal_projector.linear");
   out.projector_bias = true;
@@ -120,9 +120,9 @@ absl::Status ReadExpert(const Checkpoint& checkpoint, const std::optional<Json>&
                                                 "gemma_300m", dims, "expert"));
   ASSIGN_OR_RETURN(const DecoderSizes sizes, ReadDecoder(checkpoint, expert.prefix, heads.heads));
   expert.ends = outer;
-  // Older files of pi0 have pi0.5's name.
+  // Files of openpi's converter may have the name that the other of the two goes by.
   expert.time_mlp = outer + "time_mlp";
-  if (!five && checkpoint.Has(outer + "action_time_mlp_in.weight")) {
+  if (checkpoint.Has(outer + "action_time_mlp_in.weight")) {
     expert.time_mlp = outer + "action_time_mlp";
   }
   expert.horizon = out.horizon;
@@ -171,7 +171,8 @@ absl::Status ReadFast(const Checkpoint& checkpoint, const std::string& prefix, P
   out.state_width = out.state_dim();
   for (const PolicyAdapters& adapters : out.adapters) {
     if (!adapters.relative.empty()) {
-      return absl::UnimplementedError("config.json: relative actions of FAST are not supported");
+      return absl::UnimplementedError(
+          "policy_preprocessor.json: relative actions are not supported with FAST tokens");
     }
   }
   FastSpec& fast = out.fast.emplace();
@@ -205,6 +206,10 @@ absl::StatusOr<PolicyConfig> ReadPi(const Checkpoint& checkpoint) {
   out.family = fast ? "pi0_fast" : five ? "pi05" : "pi0";
   RETURN_IF_ERROR(
       ReadLerobotPolicy(checkpoint, {"num_inference_steps", five || fast ? 200 : 48}, out));
+  if (out.aloha != AlohaStage::kNever) {
+    // No release of these layouts has it.
+    return absl::UnimplementedError("config.json: adapt_to_pi_aloha is not supported");
+  }
   ASSIGN_OR_RETURN(std::string name, TokenizerName(checkpoint));
   ASSIGN_OR_RETURN(name, config.String("text_tokenizer_name", name));
   ASSIGN_OR_RETURN(out.tokenizer_dir, FindTokenizer(checkpoint, name, "tokenizer"));

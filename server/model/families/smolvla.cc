@@ -189,8 +189,9 @@ absl::StatusOr<PolicyConfig> ReadSmolVla(const Checkpoint& checkpoint) {
                                                            : VlmConfig(out.tokenizer_dir));
   ASSIGN_OR_RETURN(const VlmSizes sizes, ReadVlm(vlm_json));
   ASSIGN_OR_RETURN(const uint32_t image, ReadSquare(config, "resize_imgs_with_padding", 512));
-  ASSIGN_OR_RETURN(
-      out.tower, ReadSiglip(checkpoint, StrCat(kVlm, "vision_model."), image, sizes.vision_heads));
+  ASSIGN_OR_RETURN(out.tower,
+                   ReadSiglip(checkpoint, StrCat(kVlm, "vision_model."), image, sizes.vision_heads,
+                              /*any_size=*/true));
   out.pad_side = PadSide::kLeftTop;
   out.shuffle = sizes.shuffle;
   if (image / out.tower.patch_size % out.shuffle != 0) {
