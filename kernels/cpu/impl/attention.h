@@ -168,10 +168,17 @@ SACCADE_INLINE int64_t Visible(int64_t len, int64_t pos, int64_t limit) {
   return n < 0 ? 0 : n;
 }
 
-// One row of a tile: scores to weights, and the row's running maximum and sum.
+// What a row has seen so far: the largest score, and the sum of its weights, lane by lane.
+struct RowState {
+  float most;
+  alignas(64) float sum[Simd::kLanes];
+};
+
+// One row of a tile: scores to weights. `alpha`: what the row's earlier weights are multiplied
+// with.
 template <class P>
 SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all, float scale,
-                               typename P::A* p, float& most, float& sum, float& alpha) {
+                               typename P::A* p, RowState& state, float& alpha) {
   constexpr int kVecs = static_cast<int>(kTileTokens) / Simd::kLanes;
   const V low = Simd::Set(-__builtin_inff());
   const V factor = Simd::Set(scale);
@@ -186,21 +193,27 @@ SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all,
     }
     top = Simd::Max(x[j], top);
   }
-  const float tile_most = Simd::MaxLane(top);
-  const float new_most = tile_most > most ? tile_most : most;
+  const float most = state.most;
+  float new_most = most;
+  alpha = 1.0f;
+  V sum = Simd::Load(state.sum);
+  // After a few tiles a row has mostly met its maximum.
+  if (Simd::Bits(Simd::Greater(top, Simd::Set(most))) != 0) {
+    new_most = Simd::MaxLane(top);
+    alpha = Simd::First(Exp(Simd::Set(most - new_most)));
+    sum = Simd::Mul(sum, Simd::Set(alpha));
+    state.most = new_most;
+  }
   // Until a row has seen a finite score its maximum is -inf, and its weights must be 0 and not NaN.
   const V base = Simd::Set(new_most == -__builtin_inff() ? 0.0f : new_most);
   V total = Simd::Zero();
   SACCADE_UNROLL
   for (int j = 0; j < kVecs; ++j) {
-    const V e = Exp(Simd::Sub(x[j], base));
+    const V e = P::SoftmaxExp(Simd::Sub(x[j], base));
     total = Simd::Add(total, e);
     P::StoreA(p + j * Simd::kLanes, e);
   }
-  alpha = 1.0f;
-  if (new_most != most) alpha = Simd::First(Exp(Simd::Sub(Simd::Set(most), base)));
-  sum = sum * alpha + Simd::Sum(total);
-  most = new_most;
+  Simd::Store(state.sum, Simd::Add(sum, total));
 }
 
 // The two products of a tile. A level with another way to multiply specialises this.
@@ -231,8 +244,7 @@ struct AttentionBlock {
   float* o;          // [kBlockRows, v_dim]
   float* partial;    // [16, v_dim], of a product
   typename P::B* masked;  // [64, v_dim]
-  float most[kBlockRows];
-  float sum[kBlockRows];
+  RowState state[kBlockRows];
   float alpha[kBlockRows];
   int64_t limit[kBlockRows];
 };
@@ -247,8 +259,8 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
       for (int64_t page = 0; page < kTilePages; ++page)
         visible[page] = Visible(t.len[page], t.pos[page], b.limit[r]);
     }
-    SoftmaxRow<P>(b.s + r * kTileTokens, visible, all, scale, b.p + r * kTileTokens, b.most[r],
-                  b.sum[r], b.alpha[r]);
+    SoftmaxRow<P>(b.s + r * kTileTokens, visible, all, scale, b.p + r * kTileTokens, b.state[r],
+                  b.alpha[r]);
   }
   if (all || ValuesFinite<P>(t, kv.v_dim)) {
     TileProducts<P>::Values(b.p, b.alpha, t.v, kv, rows, b.partial, b.o);
@@ -311,8 +323,8 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
       b.limit[r] = a.row_limit != nullptr ? int64_t{a.row_limit[row]} : kEveryPosition;
       least = b.limit[r] < least ? b.limit[r] : least;
       greatest = b.limit[r] > greatest ? b.limit[r] : greatest;
-      b.most[r] = -__builtin_inff();
-      b.sum[r] = 0;
+      b.state[r].most = -__builtin_inff();
+      Simd::Store(b.state[r].sum, Simd::Zero());
     }
     __builtin_memset(b.o, 0, static_cast<size_t>(rows * kv.v_dim) * sizeof(float));
 
@@ -339,7 +351,8 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
       const int64_t column = (kv_head * group + (line0 + r) % group) * d;
       auto* out = static_cast<unsigned char*>(a.out) + (row * a.out_stride + column) * io_size;
       // A row that saw nothing has sum 0 and weights 0: its answer is 0. A NaN sum stays a NaN.
-      const V divisor = Simd::Set(b.sum[r] == 0 ? 1.0f : b.sum[r]);
+      const float sum = Simd::Sum(Simd::Load(b.state[r].sum));
+      const V divisor = Simd::Set(sum == 0 ? 1.0f : sum);
       for (int64_t i = 0; i < d; i += Simd::kLanes) {
         const V v = Simd::Div(Simd::Load(b.o + r * kv.v_dim + i), divisor);
         StoreAsN(out, a.io_type, i, v, Simd::FirstLanes(d - i));
@@ -362,6 +375,37 @@ inline void AttentionEntry(const Attention& a, int64_t kv_head, int64_t row_begi
 
 // --- Pages from dense rows.
 
+// [k_dim/2][16 tokens][2]: a line of the page at a time.
+inline void PackBf16Keys(const KvLayout& kv, const uint16_t* k, int64_t stride, int64_t count,
+                         unsigned char* page) {
+  const int64_t pairs = kv.head_dim / 2;
+  for (int64_t i = 0; i < pairs; ++i) {
+    for (int64_t t = 0; t < count; ++t)
+      __builtin_memcpy(page + (i * kPageTokens + t) * 4, k + t * stride + 2 * i, 4);
+  }
+  if (kv.head_dim % 2 == 0) return;
+  for (int64_t t = 0; t < count; ++t)
+    __builtin_memcpy(page + (pairs * kPageTokens + t) * 4, k + t * stride + 2 * pairs, 2);
+}
+
+// [8][v_dim][2]: two tokens side by side.
+inline void PackBf16Values(const KvLayout& kv, const uint16_t* v, int64_t stride, int64_t count,
+                           unsigned char* page) {
+  for (int64_t t = 0; t < count; t += 2) {
+    const uint16_t* even = v + t * stride;
+    auto* to = reinterpret_cast<uint16_t*>(page) + t * kv.v_dim;
+    if (t + 1 == count) {
+      for (int64_t i = 0; i < kv.head_dim; ++i) to[2 * i] = even[i];
+      return;
+    }
+    const uint16_t* odd = even + stride;
+    for (int64_t i = 0; i < kv.head_dim; ++i) {
+      const uint32_t pair = even[i] | static_cast<uint32_t>(odd[i]) << 16;
+      __builtin_memcpy(to + 2 * i, &pair, sizeof(pair));
+    }
+  }
+}
+
 inline void PackKv(const KvLayout& kv, int64_t kv_head, const void* k, const void* v,
                    int64_t stride, int64_t tokens) {
   const auto head = static_cast<size_t>(kv_head);
@@ -374,26 +418,19 @@ inline void PackKv(const KvLayout& kv, int64_t kv_head, const void* k, const voi
       __builtin_memset(k_page, 0, kv.k_head_bytes);
     if (count < kPageTokens || kv.v_dim != kv.head_dim)
       __builtin_memset(v_page, 0, kv.v_head_bytes);
+    if (kv.type == Type::kBf16) {
+      PackBf16Keys(kv, static_cast<const uint16_t*>(k) + token0 * stride, stride, count, k_page);
+      PackBf16Values(kv, static_cast<const uint16_t*>(v) + token0 * stride, stride, count, v_page);
+      continue;
+    }
     for (int64_t t = 0; t < count; ++t) {
       const int64_t at = (token0 + t) * stride;
-      if (kv.type == Type::kF32) {
-        const float* key = static_cast<const float*>(k) + at;
-        auto* to = reinterpret_cast<float*>(k_page) + t;
-        for (int64_t i = 0; i < kv.head_dim; ++i) to[i * kPageTokens] = key[i];
-        __builtin_memcpy(reinterpret_cast<float*>(v_page) + t * kv.v_dim,
-                         static_cast<const float*>(v) + at,
-                         static_cast<size_t>(kv.head_dim) * sizeof(float));
-        continue;
-      }
-      const uint16_t* key = static_cast<const uint16_t*>(k) + at;
-      const int64_t pairs = kv.head_dim / 2;
-      for (int64_t i = 0; i < pairs; ++i)
-        __builtin_memcpy(k_page + (i * kPageTokens + t) * 4, key + 2 * i, 4);
-      if (kv.head_dim % 2 != 0)
-        __builtin_memcpy(k_page + (pairs * kPageTokens + t) * 4, key + 2 * pairs, 2);
-      const uint16_t* value = static_cast<const uint16_t*>(v) + at;
-      auto* to = reinterpret_cast<uint16_t*>(v_page) + t / 2 * kv.v_dim * 2 + t % 2;
-      for (int64_t i = 0; i < kv.head_dim; ++i) to[2 * i] = value[i];
+      const float* key = static_cast<const float*>(k) + at;
+      auto* to = reinterpret_cast<float*>(k_page) + t;
+      for (int64_t i = 0; i < kv.head_dim; ++i) to[i * kPageTokens] = key[i];
+      __builtin_memcpy(reinterpret_cast<float*>(v_page) + t * kv.v_dim,
+                       static_cast<const float*>(v) + at,
+                       static_cast<size_t>(kv.head_dim) * sizeof(float));
     }
   }
 }

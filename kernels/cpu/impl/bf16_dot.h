@@ -31,6 +31,7 @@ struct MulBf16 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
   }
+  static SACCADE_INLINE V SoftmaxExp(V x) { return ExpNarrow(x); }
 };
 
 }  // namespace

@@ -29,6 +29,7 @@ struct MulF32 {
     }
   }
   static SACCADE_INLINE void StoreA(A* p, V v) { Simd::Store(p, v); }
+  static SACCADE_INLINE V SoftmaxExp(V x) { return Exp(x); }
 };
 
 // BF16 columns widened on the way, F32 rows that hold BF16 values; a step is two k. The same chain
@@ -54,6 +55,7 @@ struct MulWide {
     }
   }
   static SACCADE_INLINE void StoreA(A* p, V v) { Simd::Store(p, v); }
+  static SACCADE_INLINE V SoftmaxExp(V x) { return Exp(x); }
 };
 
 // Vectors of a GEMM panel, and the panels of one row count that are advanced together: a single row

@@ -87,10 +87,10 @@ inline void Scaled(const void* x, Type x_type, float scale, float* y, int64_t n)
 }
 
 inline void ToBf16(const float* x, uint16_t* y, int64_t n) {
-  int64_t i = 0;
-  for (; i + Simd::kLanes <= n; i += Simd::kLanes) Simd::StoreBf16(y + i, Simd::Load(x + i));
-  const Simd::M m = Simd::FirstLanes(n - i);
-  if (i < n) Simd::StoreBf16N(y + i, Simd::LoadN(x + i, m), m);
+  for (int64_t i = 0; i < n; i += Simd::kLanes) {
+    const Simd::M m = Simd::FirstLanes(n - i);
+    Simd::StoreBf16Exact(y + i, Simd::LoadN(x + i, m), m);
+  }
 }
 
 inline void ToF32(const uint16_t* x, float* y, int64_t n) {

@@ -59,6 +59,7 @@ struct Simd {
   static SACCADE_INLINE void StoreBf16(uint16_t* p, V v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), Narrow(v));
   }
+  static SACCADE_INLINE void StoreBf16Exact(uint16_t* p, V v, M m) { StoreBf16N(p, v, m); }
   static SACCADE_INLINE void StoreBf16N(uint16_t* p, V v, M m) {
     alignas(16) uint16_t lanes[8];
     StoreBf16(lanes, v);

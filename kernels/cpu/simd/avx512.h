@@ -44,11 +44,22 @@ struct Simd {
     r = _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16));
   }
+  // The same, but a subnormal number may become 0, as it does in a product of BF16.
+  static SACCADE_INLINE __m256i NarrowActivation(V v) {
+#ifdef __AVX512BF16__
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+#else
+    return Narrow(v);
+#endif
+  }
+  static SACCADE_INLINE void StoreBf16Exact(uint16_t* p, V v, M m) {
+    _mm256_mask_storeu_epi16(p, m, Narrow(v));
+  }
   static SACCADE_INLINE void StoreBf16(uint16_t* p, V v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Narrow(v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), NarrowActivation(v));
   }
   static SACCADE_INLINE void StoreBf16N(uint16_t* p, V v, M m) {
-    _mm256_mask_storeu_epi16(p, m, Narrow(v));
+    _mm256_mask_storeu_epi16(p, m, NarrowActivation(v));
   }
 
   // Sixteen pairs of bf16 (lower address first), as two vectors of the even and the odd elements.
