@@ -23,12 +23,15 @@
 namespace saccade {
 namespace {
 
-constexpr double kActions = 2e-6;
-constexpr double kInputs = 1e-6;        // of state and pixels; of values over 1 relative to them
-constexpr double kTimes = 1e-7;         // of an embedded flow time, a rounding to F32
-constexpr double kBf16Relative = 1e-2;  // of the largest value of a stage
-// The same of velocities, which a step reads off its last rows: pi0's are up to 1.4e-2 from F32.
-constexpr double kBf16Velocity = 2e-2;
+constexpr double kActions = 2e-6;  // of actions over 1 relative to the largest
+constexpr double kInputs = 1e-6;   // of state and pixels; of values over 1 relative to them
+constexpr double kTimes = 1e-7;    // of an embedded flow time, a rounding to F32
+// Of the largest value of a stage, in BF16: of what the first layer reads; of what layers make; of
+// velocities. In 400 folders of all widths the references' own BF16 runs are up to 2e-2 and 3.2e-2
+// from their F32 runs in the latter two.
+constexpr double kBf16Relative = 1e-2;
+constexpr double kBf16Layers = 2e-2;
+constexpr double kBf16Velocity = 3e-2;
 constexpr double kBf16Factor = 3;     // of the recorded distance
 constexpr double kBelievable = 0.25;  // of the largest action: the most that counts of it
 constexpr double kNoFrame = -1;       // pixels of the frame in place of a missing one
@@ -180,8 +183,8 @@ class LerobotPass final : public VerifyPass {
   double StageTolerance(const Recorded& reference) const override {
     return ToleranceOf(MaxAbs(reference.values));
   }
-  double ToleranceOf(double largest) const {
-    return bf16_ ? kBf16Relative * largest : ExactStageTolerance(largest);
+  double ToleranceOf(double largest, double bf16_relative = kBf16Relative) const {
+    return bf16_ ? bf16_relative * largest : ExactStageTolerance(largest);
   }
   absl::StatusOr<double> Bf16Distance() const;
 
@@ -191,7 +194,7 @@ class LerobotPass final : public VerifyPass {
                                        const Recorded& reference) const;
   absl::StatusOr<Computed> Prefix(std::string_view part, const Recorded& reference) const;
   absl::StatusOr<Computed> PrefixRows(const PromptRows& rows, const RecordingTap::Stage& stage,
-                                      const Recorded& reference) const;
+                                      const Recorded& reference, double bf16_relative) const;
   absl::StatusOr<Computed> PrefixCache(std::string_view part, const Recorded& reference) const;
   absl::StatusOr<Computed> Suffix(std::string_view part, const Recorded& reference) const;
   absl::StatusOr<Computed> Step(size_t number, std::string_view part,
@@ -349,7 +352,8 @@ absl::StatusOr<Computed> LerobotPass::VisionStage(const std::string& stage, size
 
 absl::StatusOr<Computed> LerobotPass::PrefixRows(const PromptRows& rows,
                                                  const RecordingTap::Stage& stage,
-                                                 const Recorded& reference) const {
+                                                 const Recorded& reference,
+                                                 double bf16_relative) const {
   const size_t count = rows.ours.size();
   const auto columns = static_cast<size_t>(stage.columns);
   if (reference.values.size() != count * columns || stage.rows < timeline().num_tokens()) {
@@ -364,7 +368,7 @@ absl::StatusOr<Computed> LerobotPass::PrefixRows(const PromptRows& rows,
     const auto* got = stage.values.data() + static_cast<size_t>(rows.ours[row]) * columns;
     out.Set(row, got);
   }
-  return std::move(out).Finish(ToleranceOf(largest));
+  return std::move(out).Finish(ToleranceOf(largest, bf16_relative));
 }
 
 // [1, heads, rows, head_dim] or [1, rows, heads, head_dim]; the cache is read as
@@ -381,7 +385,7 @@ absl::StatusOr<Computed> LerobotPass::PrefixCache(std::string_view part,
     return absl::UnimplementedError(
         StrCat("expected [1, ", heads, ", ", rows, ", ", dim, "], or heads behind rows"));
   }
-  if (!heads_first) return PrefixRows(*rows_, stage, reference);
+  if (!heads_first) return PrefixRows(*rows_, stage, reference, kBf16Layers);
   Recorded by_row = reference;
   const auto at = [&](int64_t h, int64_t r, int64_t d) {
     return static_cast<size_t>((h * rows + r) * dim + d);
@@ -397,7 +401,7 @@ absl::StatusOr<Computed> LerobotPass::PrefixCache(std::string_view part,
     }
   };
   each([&](size_t from, size_t to) { by_row.values[to] = reference.values[from]; });
-  ASSIGN_OR_RETURN(Computed out, PrefixRows(*rows_, stage, by_row));
+  ASSIGN_OR_RETURN(Computed out, PrefixRows(*rows_, stage, by_row, kBf16Layers));
   const std::vector<double> computed = out.values;
   each([&](size_t to, size_t from) { out.values[to] = computed[from]; });
   return out;
@@ -410,11 +414,11 @@ absl::StatusOr<Computed> LerobotPass::Prefix(std::string_view part,
   const size_t rows = ours.size();
   if (part == "embs") {
     ASSIGN_OR_RETURN(const RecordingTap::Stage stage, output_.tap->Rows("lm.embeds"));
-    return PrefixRows(*rows_, stage, reference);
+    return PrefixRows(*rows_, stage, reference, kBf16Relative);
   }
   if (part == "final_norm_out") {
     if (!variants_.final_norm) return absl::InternalError("the trunk did not run to its end");
-    return PrefixRows(*rows_, *variants_.final_norm, reference);
+    return PrefixRows(*rows_, *variants_.final_norm, reference, kBf16Layers);
   }
   if (StartsWith(part, "k.") || StartsWith(part, "v.")) return PrefixCache(part, reference);
   if (part == "pad_masks") {
@@ -496,7 +500,8 @@ absl::StatusOr<Computed> LerobotPass::Step(size_t number, std::string_view part,
     return out;
   }
   out.tolerance = part == ".time_emb" ? kTimes : StageTolerance(reference);
-  if (bf16_ && part == ".v_t") out.tolerance = kBf16Velocity * MaxAbs(reference.values);
+  if (part == ".v_t") out.tolerance = ToleranceOf(MaxAbs(reference.values), kBf16Velocity);
+  if (part == ".suffix_out") out.tolerance = ToleranceOf(MaxAbs(reference.values), kBf16Layers);
   // A state's row goes nowhere, so that its end is not computed.
   const size_t total = reference.values.size();
   if (part == ".suffix_out" && head.state_row && total > size) {
@@ -528,7 +533,7 @@ absl::StatusOr<Computed> LerobotPass::Answer(const std::string& name,
     out.count = served;
     out.note = StrCat("the first ", config_.served_actions, " actions, which are served");
   }
-  out.tolerance = kActions;
+  out.tolerance = kActions * std::max(1.0, MaxAbs(reference.values));
   if (bf16_ && config_.expert) {
     if (!bf16_distance_) {
       return absl::NotFoundError(StrCat(kBf16Actions, " is not recorded: there is no tolerance"));
@@ -658,7 +663,7 @@ absl::StatusOr<Computed> LerobotPass::Compute(const std::string& name,
     ASSIGN_OR_RETURN(const PromptRows rows,
                      RowsOf(*variants_.special, prefix_length_, *variants_.special_timeline,
                             text_rows_, static_cast<size_t>(reference.rows())));
-    return PrefixRows(rows, variants_.special_embeds, reference);
+    return PrefixRows(rows, variants_.special_embeds, reference, kBf16Relative);
   }
   if (name == "actions" || name == "actions_normalized" || name == kBf16Actions ||
       name == StrCat(kLongest, "actions") || name == StrCat(kSpecial, "actions")) {
