@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include "base/logging.h"
+#include "base/strings.h"
 #include "cmd_bench.h"
 #include "cmd_inspect.h"
 #include "cmd_serve.h"
@@ -136,6 +138,12 @@ int Main(int argc, char** argv, const saccade::StopSignals& signals) {
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return code == 0 ? 0 : 2;
+  }
+  // What a command prints is its answer alone; serve sets its own logging up.
+  if (const absl::Status logging = saccade::InitLogging({}); !logging.ok()) {
+    std::fprintf(stderr, "saccade-server: %s\n",
+                 std::string(saccade::FromAbsl(logging.message())).c_str());
+    return 1;
   }
   // Only serve stops in an orderly way.
   if (!serve->parsed()) signals.Release();

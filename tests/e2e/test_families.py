@@ -413,3 +413,15 @@ def test_inspect_and_check_config_say_what_serving_will_take(tmp_path: Path) -> 
         head = "FAST, 10 actions in at most 24" if name == "pi0_fast" else "10 actions in 10 steps"
         for said in (name, head, "may be missing", "default, 6 action values", " B per token"):
             assert said in described
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "openvla", "openvla_oft"])
+@pytest.mark.parametrize(
+    "command", [["inspect", "--json"], ["bench", "--repetitions", "1", "--model"]]
+)
+def test_standard_output_of_a_command_is_json_alone(name: str, command: list[str]) -> None:
+    folder = Path(__file__).parents[1] / "golden" / "data" / name / "checkpoint"
+    run = subprocess.run(
+        [BINARY, *command, folder], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert json.loads(run.stdout)["family"] == name

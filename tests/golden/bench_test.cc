@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "base/logging.h"
 #include "cmd_bench.h"
 #include "engine/cost_table.h"
 #include "tests/golden/support/setup.h"
@@ -25,6 +26,7 @@ Result Bench(const std::string& dir, ComputeType dtype, const std::string& profi
   options.backend.name = "cpu";
   options.backend.threads = 1;
   options.profile = profile;
+  EXPECT_TRUE(InitLogging({}).ok());  // as the command does: standard output is JSON alone
   testing::internal::CaptureStdout();
   const int code = RunBench(options);
   Result result{code, Json::parse(testing::internal::GetCapturedStdout(), nullptr, false), {}};
