@@ -16,7 +16,7 @@ constexpr std::string_view kPlaceholder = "empty_camera_";
 constexpr std::string_view kPreprocessor = "policy_preprocessor.json";
 constexpr size_t kMaxCameras = 16;
 constexpr size_t kMaxCameraName = 200;  // bytes: errors list the names
-constexpr uint32_t kMostSpread = 16;  // patches per position: a config makes no memory of nothing
+constexpr uint32_t kMostSpread = 16;    // patches per position: a config makes no memory of nothing
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
