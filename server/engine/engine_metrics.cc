@@ -79,6 +79,11 @@ void EngineMetrics::RemoveModel(ModelId id) {
   if (metrics != nullptr) SetCaches(*metrics, {});  // the next stats set what others have
 }
 
+void EngineMetrics::StartCounting(ModelId id, const SchedulerStats& stats) {
+  SetSchedulerStats(stats);
+  if (const auto it = models_.find(id); it != models_.end()) it->second.counting = true;
+}
+
 void EngineMetrics::SetSchedulerStats(const SchedulerStats& stats) {
   if (metrics_ == nullptr) return;
   for (size_t c = 0; c < stats.classes.size(); ++c) {
@@ -99,6 +104,11 @@ void EngineMetrics::SetSchedulerStats(const SchedulerStats& stats) {
       totals.embedding_hits += lane.embedding_hits;
       totals.embedding_misses += lane.embedding_misses;
     }
+    SetCaches(*model.metrics, stats);
+    if (!model.counting) {
+      model.seen = totals;
+      continue;
+    }
     for (size_t p = 0; p < kModalities; ++p) {
       const PartitionMetrics& out = model.metrics->partitions[p];
       AddSince(*out.hit_tokens, totals.hit_tokens[p], model.seen.hit_tokens[p]);
@@ -109,7 +119,6 @@ void EngineMetrics::SetSchedulerStats(const SchedulerStats& stats) {
     AddSince(*model.metrics->vision_cache_hits, totals.embedding_hits, model.seen.embedding_hits);
     AddSince(*model.metrics->vision_cache_misses, totals.embedding_misses,
              model.seen.embedding_misses);
-    SetCaches(*model.metrics, stats);
   }
 }
 

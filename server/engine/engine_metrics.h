@@ -16,6 +16,8 @@ class EngineMetrics {
 
   // `model` may be null when there is no Metrics.
   void AddModel(ModelId id, ModelMetrics* model) { models_[id].metrics = model; }
+  // What its warm-up did is in `stats`, and in no counter.
+  void StartCounting(ModelId id, const SchedulerStats& stats);
   // Its gauges fall to what other loads of its name have.
   void RemoveModel(ModelId id);
   void SetWorkerUp(WorkerId id, bool up);
@@ -37,6 +39,7 @@ class EngineMetrics {
   };
   struct Model {
     ModelMetrics* metrics = nullptr;
+    bool counting = false;
     Seen seen;
   };
   void SetCaches(ModelMetrics& metrics, const SchedulerStats& stats);

@@ -129,7 +129,10 @@ absl::StatusOr<ModelRef> Engine::Impl::Load(ServedModel model) {
     RETURN_IF_ERROR(Unload(served->id, clock_.Now(), status));
     return status;
   }
-  AskEngineThread([&] { models_.at(served->id).warm = true; });
+  AskEngineThread([&] {
+    models_.at(served->id).warm = true;
+    metrics_.StartCounting(served->id, scheduler_->stats());
+  });
   const std::lock_guard lock(table_mu_);
   table_.push_back(served);
   if (metrics != nullptr) metrics->loads->Increment();

@@ -254,7 +254,8 @@ std::unique_ptr<Sequence> KvCache::Open(std::shared_ptr<const Timeline> timeline
   return sequence;
 }
 
-void KvCache::Count(Sequence& s) {
+void KvCache::CountUse(Sequence& s) {
+  if (s.cache_ != this || s.counted_) return;
   s.counted_ = true;
   std::array<uint32_t, kModalities> prompt{};
   for (const Segment& segment : s.timeline_->segments()) {
@@ -360,7 +361,7 @@ std::vector<BlockCopy> KvCache::Commit() {
   for (const Plan::Record& record : plan_->records) {
     if (record.sequence == nullptr) continue;
     Sequence& s = *record.sequence;
-    if (!s.counted_) Count(s);
+    CountUse(s);
     if (record.departs.valid()) {
       Sequence::Page& page = s.pages_.back();
       page.block = pool_->Allocate(pool_->block(record.departs).modality);

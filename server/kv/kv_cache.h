@@ -222,6 +222,9 @@ class KvCache {
   void Close(std::unique_ptr<Sequence> sequence, TimePoint now, bool poisoned = false);
   // Evicts every idle block, except those that the open transaction will.
   void FlushIdle();
+  // Counts, once, what the cache had of the prompt of a sequence that may be read without ever
+  // reserving anything. Committing a reservation does the same.
+  void CountUse(Sequence& sequence);
   KvStats stats() const;
   // free + held + idle = capacity; partition sums, floors and caps; references equal edges counted
   // from sequences and reserves; every indexed block committed and found by its key; no block owned
@@ -245,7 +248,6 @@ class KvCache {
   template <class Visit>
   void VisitCachedPrefix(const Timeline& timeline, Visit&& visit) const;
   std::unique_ptr<Sequence> Register(std::unique_ptr<Sequence> sequence);
-  void Count(Sequence& sequence);
   // `reserve` (may be null) gets the answer's blocks that become free.
   void Release(Sequence& sequence, bool poisoned, KvReserve* reserve = nullptr);
   void Release(KvReserve& reserve);

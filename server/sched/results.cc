@@ -210,6 +210,8 @@ void Scheduler::Impl::CompleteStep(const StepPlan& plan, const StepResult& resul
     if (!r.first_started) r.first_started = result.started;
     if (r.ended) continue;
     const SampleState& sample = r.samples[item.sample];
+    // It may have found its whole prompt in the cache.
+    if (sample.sequence != nullptr) r.lane->kv->CountUse(*sample.sequence);
     if (sample.tokens.size() <= item.index ||
         (item.index + 1 == item.steps && sample.chunk.empty())) {
       Poison(r, Internal(Reason::kInternal, "the worker reported no denoise step"), now);

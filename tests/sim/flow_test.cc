@@ -82,6 +82,24 @@ TEST(Flow, OnePrefixPassWhateverTheStepsSeedsAndCalls) {
   EXPECT_GE(work.widest, 9u);  // both requests, at different steps of different counts
 }
 
+TEST(Flow, HitsOfAWholePromptCountOnce) {
+  Simulation sim(FlowOptions());
+  const std::shared_ptr<const Timeline> prefix = sim.Prefix({1, 2}, 20, 1, 7);
+  const auto tokens = [&](uint64_t PartitionStats::*which) {
+    uint64_t sum = 0;
+    for (const PartitionStats& p : sim.scheduler().stats().lanes[0].kv.partitions) sum += p.*which;
+    return sum;
+  };
+  Spec seeds = Flow(prefix, 4);
+  seeds.samples = 8;
+  for (uint64_t call = 0; call < 3; ++call) {
+    sim.Offer(seeds);
+    sim.RunToIdle();
+    EXPECT_EQ(tokens(&PartitionStats::miss_tokens), prefix->num_tokens());
+    EXPECT_EQ(tokens(&PartitionStats::hit_tokens), call * prefix->num_tokens());
+  }
+}
+
 TEST(Flow, SeedsShareThePagesOfTheirPrefix) {
   Simulation sim(FlowOptions());
   Spec spec = Flow(sim.Prefix({1, 2}, 20), 6);
