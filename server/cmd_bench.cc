@@ -21,7 +21,8 @@ namespace {
 
 constexpr uint32_t kMaxSequences = 8;
 
-// One prompt on blocks of its own: what the scheduler would hand out, laid out by hand.
+// Sequences of one prompt, each on blocks of its own: what the scheduler would hand out, laid out
+// by hand.
 struct Sequences {
   const ModelSpec& spec;
   std::shared_ptr<const Timeline> timeline;

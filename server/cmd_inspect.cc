@@ -142,9 +142,9 @@ void PrintTable(const FolderDescription& d, const std::string& dir) {
       Row("actions", std::string(Reference(s)));
     }
     if (s.state_dim > 0) Row("state", StrCat(s.state_dim, " values"));
-    Row("prompt",
-        StrCat(d.prompt_style, ": ", s.vision_tokens, " vision and ", d.prompt_text_tokens,
-               " text tokens for a short instruction, at most ", s.max_positions, " positions"));
+    Row("prompt", StrCat(d.prompt_style, ": ", s.vision_tokens, " vision tokens a frame and ",
+                         d.prompt_text_tokens, " text tokens for a short instruction, at most ",
+                         s.max_positions, " positions"));
     for (const StatisticsSpec& statistics : s.statistics) {
       Row("statistics", StrCat(statistics.key, ", ", statistics.action_dim, " action values"));
     }

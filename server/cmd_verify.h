@@ -29,8 +29,8 @@ struct VerifyOptions {
 //
 // Models that answer in one pass: chunk, number of images and platform are the record's where it
 // has them; actions.discrete_no_proprio is of the same checkpoint without its heads. F32:
-// normalised actions within max(2e-6, 3e-6 * max|reference|). BF16: stages within 1e-2 *
-// max|reference|; normalised actions within 3 times their recorded distance, or 2e-2 where none is
+// normalised actions within max(2e-6, 3e-6 * max|reference|). BF16: stages within 2e-2 *
+// max|reference|; normalised actions within 3 times their recorded distance, or 3e-2 where none is
 // recorded. Actions by the same, as much larger as they are.
 //
 // Policies of lerobot: the recorded noise is an input. Rows that the reference masks (padded text,
@@ -42,12 +42,12 @@ struct VerifyOptions {
 // that a request may not have, because it is too long or spells special tokens, is sent as the ids
 // that the reference makes of it: the line "task" says so. F32: actions
 // within 2e-6, state and pixels within 1e-6, relative where they are over 1. BF16: stages within
-// 1e-2 * max|reference| (velocities 2e-2: pi0's are up to 1.4e-2 off), actions within 3 times the
-// recorded distance of bf16.actions, of which at most a quarter of the largest action counts; of
-// FAST tokens, none of which are recorded in bf16, an id may differ where the recorded margin is
-// below twice the logits' tolerance, and what follows it is left out. Behind the end of an answer
-// there may be zeros. fastN.*: the ids of fastN.sequence, what they decode to, and what was
-// encoded, within half a coefficient in each.
+// 1e-2 * max|reference| (keys, values and final states of trunk and expert 2e-2, velocities 3e-2),
+// actions within 3 times the recorded distance of bf16.actions, of which at most a quarter of the
+// largest action counts; of FAST tokens, none of which are recorded in bf16, an id may differ where
+// the recorded margin is below twice the logits' tolerance, and what follows it is left out. Behind
+// the end of an answer there may be zeros. fastN.*: the ids of fastN.sequence, what they decode to,
+// and what was encoded, within half a coefficient in each.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

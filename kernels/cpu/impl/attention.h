@@ -128,11 +128,11 @@ template <class P>
 inline bool ValuesFinite(const TilePages& t, int64_t v_dim) {
   V sum = Simd::Zero();  // a NaN as soon as one value is not finite
   const V zero = Simd::Zero();
-  const int64_t count = kPageTokens * v_dim / (P::kK == 1 || sizeof(typename P::B) == 4 ? 1 : 2);
+  const int64_t count = kPageTokens * v_dim / P::kK;
   for (int64_t page = 0; page < kTilePages; ++page) {
     const auto* v = reinterpret_cast<const typename P::B*>(t.v[page]);
     for (int64_t i = 0; i < count; i += Simd::kLanes) {
-      if constexpr (sizeof(typename P::B) == 4) {
+      if constexpr (P::kK == 1) {
         sum = Simd::Fma(Simd::Load(reinterpret_cast<const float*>(v) + i), zero, sum);
       } else {
         const auto* pair = reinterpret_cast<const uint16_t*>(v) + 2 * i;
@@ -148,14 +148,13 @@ inline bool ValuesFinite(const TilePages& t, int64_t v_dim) {
 template <class P>
 inline void MaskValues(const TilePages& t, const int64_t* visible, int64_t v_dim,
                        typename P::B* masked, const unsigned char** pages) {
-  constexpr int64_t kPair = sizeof(typename P::B) == 4 ? 1 : 2;
   for (int64_t page = 0; page < kTilePages; ++page) {
     typename P::B* to = masked + page * kPageTokens * v_dim;
     __builtin_memcpy(to, t.v[page],
                      static_cast<size_t>(kPageTokens * v_dim) * sizeof(typename P::B));
     for (int64_t token = visible[page]; token < kPageTokens; ++token) {
       for (int64_t i = 0; i < v_dim; ++i)
-        to[(token / kPair * v_dim + i) * kPair + token % kPair] = 0;
+        to[(token / P::kK * v_dim + i) * P::kK + token % P::kK] = 0;
     }
     pages[page] = reinterpret_cast<const unsigned char*>(to);
   }
