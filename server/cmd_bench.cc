@@ -155,12 +155,15 @@ class StepTimer {
     }
     std::sort(ms.begin(), ms.end());
     uint64_t rows = 0;
+    size_t frames = 0;
     size_t sequences = 0;
     for (const StepPlan& plan : plans) {
       for (const TrunkItem& item : plan.trunk) rows += item.count;
-      sequences = std::max({sequences, plan.encodes.size(), plan.trunk.size(), plan.flows.size()});
+      frames += plan.encodes.size();
+      sequences = std::max({sequences, plan.trunk.size(), plan.flows.size()});
     }
     steps_.push_back({{"stage", stage},
+                      {"frames", frames},
                       {"rows", rows},
                       {"sequences", sequences},
                       {"min_ms", ms.front()},

@@ -339,7 +339,7 @@ class Core:
                 if act is not None:
                     self._resolve(act, self._answer(event.chunk, act.asked))
                 elif event.chunk.act_id >= _PUSH_IDS and self._on_actions is not None:
-                    self._later(self._on_actions, self._answer(event.chunk, self._clock()))
+                    self._later(self._on_actions, self._answer(event.chunk, math.nan))
             elif kind == "error":
                 self._handle_error(event.error)
             elif kind == "notice":

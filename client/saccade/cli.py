@@ -151,6 +151,7 @@ def _stream(client: Client, args: argparse.Namespace) -> int:
         print(f"saccade: no .jpg or .png in {args.frames}", file=sys.stderr)
         return 2
     answered = failed = 0
+    told: errors.RequestFailed | None = None  # the newest refusal of a message that was printed
     with client.session(
         model=args.model,
         instruction=args.instruction,
@@ -171,6 +172,10 @@ def _stream(client: Client, args: argparse.Namespace) -> int:
             except errors.RequestFailed as error:
                 failed += 1
                 print(f"{path.name}: {error}")
+                for refused in session.message_errors[-1:]:
+                    if refused is not told:
+                        print(f"{path.name}: a message was refused: {refused}")
+                    told = refused
                 continue
             answered += 1
             if args.json:

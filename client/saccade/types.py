@@ -224,7 +224,7 @@ class Actions:
     """What it was computed from, and what relative actions are relative to."""
     state_capture_time_ns: int = 0
     round_trip_s: float = field(default=0.0, compare=False)
-    """Measured by the client, request sent to answer received; of pushed answers it says nothing."""
+    """Measured by the client, request sent to answer received; NaN of a pushed answer, which nobody asked for."""
 
     @property
     def values(self) -> npt.NDArray[np.float64]:

@@ -88,6 +88,9 @@ absl::Status SessionCore::HandlePush(const v1::Push& push) {
   constexpr double kFastest = 200;
   const LimitsConfig& limits = service_->settings()->config.limits;
   const double fastest = std::min(kFastest, limits.acts_per_s);
+  if (push.hz() != 0 && fastest < kSlowest) {
+    return InvalidField("push.hz", "this server's limits.acts_per_s leaves no room for a push");
+  }
   // Written so that NaN fails.
   if (push.hz() != 0 && !(push.hz() >= kSlowest && push.hz() <= fastest)) {
     return InvalidField("push.hz", StrCat("must be 0 or from ", kSlowest, " to ", fastest));

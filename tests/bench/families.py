@@ -334,7 +334,10 @@ class Peer:
     ) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
 
 
 class Server:
@@ -509,6 +512,8 @@ def main() -> int:
     parser.add_argument("--peer-python", type=Path, help="one that has peer-requirements.txt")
     args = parser.parse_args()
     families = args.family or list(DISK)
+    if args.check and "smolvla" not in families:
+        parser.error("--check judges smolvla alone: name it, too")
     machine = measure_machine(build / "release" / "tests" / "bench" / "machine_bench", args.isa)
     print(
         f"one core: {machine.isa} {machine.bf16_gflops:.0f} GFLOP/s in BF16, reads "

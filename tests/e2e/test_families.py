@@ -391,6 +391,8 @@ def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:
     streamed = cli(server, "stream", *request, state, *folder)
     assert streamed.returncode == 0 and len(streamed.stdout.splitlines()) == 2, streamed.stderr
     assert "state" in cli(server, "predict", *request, *pictures).stderr
+    nameless = cli(server, "stream", *request, state, *folder[:2], "--hz", "50")
+    assert nameless.returncode == 1 and 'a message was refused: no camera ""' in nameless.stdout
 
 
 def test_inspect_and_check_config_say_what_serving_will_take(tmp_path: Path) -> None:

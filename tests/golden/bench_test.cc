@@ -34,6 +34,10 @@ Result Bench(const std::string& dir, ComputeType dtype, const std::string& profi
   for (const Json& step : result.json["steps"]) {
     EXPECT_GT(step["min_ms"], 0.0);
     EXPECT_GE(step["median_ms"], step["min_ms"]);
+    const std::string stage = step["stage"];
+    const bool encodes = stage == "encode" || stage == "answer";
+    EXPECT_EQ(step["frames"], stage == "answer" ? result.json["frames"] : Json(encodes ? 1 : 0));
+    EXPECT_EQ(step["sequences"] == 0, stage == "encode");
     ++result.stages[step["stage"].get<std::string>()];
   }
   return result;

@@ -391,6 +391,10 @@ TEST_F(SessionRatesTest, RatesHaveBounds) {
   EXPECT_EQ(Error().detail().field(), "push.hz");
   Push(50, 1);
   EXPECT_FALSE(port_.TakeWrite() && port_.last().has_error());
+  config.limits.acts_per_s = 0.05;
+  serving_->SetConfig(config);
+  Push(0.1, 1);
+  EXPECT_THAT(Error().message(), ::testing::HasSubstr("leaves no room for a push"));
 }
 
 // Nothing but turns comes: they look at the limits too.
