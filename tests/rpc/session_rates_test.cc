@@ -150,13 +150,16 @@ TEST_F(SessionRatesTest, ATurnDuringAFrameIsOneActOfWhatIsThere) {
   Push(kSlowHz, 100);
   HoldDecoding();
   Frame(2);
+  gate_->Close();
   Turn();
-  Turn();  // while the first waits: one act, not two
-  EXPECT_FALSE(port_.TakeWrite());
-  ReleaseDecoding();
+  gate_->AwaitWaiter();
+  Turn();  // the first is not answered: one act, not two
+  gate_->Open();
   v1::ActionChunk chunk = Chunk();
   EXPECT_EQ(chunk.act_id(), 100U);
   EXPECT_THAT(TimesOf(chunk), ::testing::ElementsAre(1));
+  ReleaseDecoding();
+  Settle();
   ExpectQuiet();
   Turn();
   chunk = Chunk();

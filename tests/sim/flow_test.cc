@@ -87,7 +87,8 @@ TEST(Flow, HitsOfAWholePromptCountOnce) {
   const std::shared_ptr<const Timeline> prefix = sim.Prefix({1, 2}, 20, 1, 7);
   const auto tokens = [&](uint64_t PartitionStats::*which) {
     uint64_t sum = 0;
-    for (const PartitionStats& p : sim.scheduler().stats().lanes[0].kv.partitions) sum += p.*which;
+    const SchedulerStats stats = sim.scheduler().stats();
+    for (const PartitionStats& p : stats.lanes[0].kv.partitions) sum += p.*which;
     return sum;
   };
   Spec seeds = Flow(prefix, 4);
