@@ -54,19 +54,6 @@ SACCADE_INLINE void EmitRows(Pending& p, int64_t most, const Emit& emit) {
   p.c += rows * p.ldc;
 }
 
-// Rows of a block whose epilogue is to come: what it will read is fetched, a few rows at a time,
-// while the block is multiplied.
-struct Coming {
-  int64_t row, rows, panel;
-};
-template <class Fetch>
-SACCADE_INLINE void FetchRows(Coming& coming, int64_t most, const Fetch& fetch) {
-  const int64_t rows = coming.rows < most ? coming.rows : most;
-  for (int64_t i = 0; i < rows; ++i) fetch(coming.row + i, coming.panel);
-  coming.row += rows;
-  coming.rows -= rows;
-}
-
 // Sixteen rows of activations.
 struct RowTile {
   const uint16_t* data;
@@ -74,11 +61,10 @@ struct RowTile {
 };
 
 // C[16 or 32, 32] (+)= A * B over `steps` tiles of k.
-template <int kHeight, class Emit, class Fetch>
+template <int kHeight, class Emit>
 SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b0,
                                   const uint16_t* b1, int64_t steps, float* c, int64_t ldc,
-                                  bool first, Ahead& ahead, Pending& pending, const Emit& emit,
-                                  Coming coming, const Fetch& fetch) {
+                                  bool first, Ahead& ahead, Pending& pending, const Emit& emit) {
   const int64_t c_bytes = ldc * 4;
   float* const c1 = c + kTileRows * ldc;
   if (first) {
@@ -119,7 +105,6 @@ SACCADE_INLINE void MultiplyTiles(const RowTile (&a)[kHeight], const uint16_t* b
       ahead.panel[1] = ahead.then[1];
     }
     EmitRows(pending, emitted, emit);
-    FetchRows(coming, emitted, fetch);
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + kTileColumns, c_bytes);
@@ -149,12 +134,12 @@ static_assert(kTailBytes + sizeof(float) * kQkvSums <= kScratchBytes);
 
 // Sums of rows [row_begin, row_end) and panels [panel_begin, panel_end): c is [rows, columns of a
 // group] with rows padded to a multiple of 32; emit(row, rows, panel, c, ldc) is called for rows
-// of 2 panels whose sums are complete, and fetch(row, panel) while they are made. `whole`: c holds
-// the sums of all panels of the call, one group.
-template <class Emit, class Fetch>
+// of 2 panels whose sums are complete. `whole`: c holds the sums of all panels of the
+// call, one group.
+template <class Emit>
 SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_end,
                                 int64_t panel_begin, int64_t panel_end, bool whole,
-                                unsigned char* scratch, const Emit& emit, const Fetch& fetch) {
+                                unsigned char* scratch, const Emit& emit) {
   const TileScope tiles(kAllTiles);
   const auto* x = static_cast<const uint16_t*>(g.x.data);
   const auto* weight = static_cast<const uint16_t*>(g.weight);
@@ -219,15 +204,12 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
         float* c = sums + (p - g0) * kTileColumns;
         for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
           const int64_t count = rows - r < 2 * kTileRows ? rows - r : 2 * kTileRows;
-          const Coming coming{row_begin + r, last ? count : 0, p};
           if (rows - r > kTileRows) {
             const RowTile a[2] = {row_tile(r, k0), row_tile(r + kTileRows, k0)};
-            MultiplyTiles<2>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit,
-                             coming, fetch);
+            MultiplyTiles<2>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit);
           } else {
             const RowTile a[1] = {row_tile(r, k0)};
-            MultiplyTiles<1>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit,
-                             coming, fetch);
+            MultiplyTiles<1>(a, b0, b1, steps, c + r * ldc, ldc, k0 == 0, ahead, pending, emit);
           }
           if (last) pending = {row_begin + r, count, p, c + r * ldc, ldc};
         }
@@ -236,8 +218,6 @@ SACCADE_INLINE void MultiplyAmx(const Gemm& g, int64_t row_begin, int64_t row_en
   }
   EmitRows(pending, pending.rows, emit);
 }
-
-constexpr auto kFetchNothing = [](int64_t, int64_t) {};
 
 struct AmxEntries {
   using Vector = GemmEntries<MulF32>;  // F32 weights have no tiles
@@ -282,17 +262,11 @@ struct AmxEntries {
       LinearPanels<MulF32>(g, row_begin, row_end, panel_begin, panel_end, scratch);
       return;
     }
-    MultiplyAmx(
-        g, row_begin, row_end, panel_begin, panel_end, false, static_cast<unsigned char*>(scratch),
-        [&](int64_t row, int64_t rows, int64_t panel, const float* c, int64_t ldc) {
-          StorePanel(g.out, g.n, row, rows, panel * kTileColumns, 2 * kTileColumns, c, ldc);
-        },
-        [&](int64_t row, int64_t panel) {
-          if (g.out.residual == nullptr) return;
-          const float* at = g.out.residual + row * g.out.residual_stride + panel * kTileColumns;
-          _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-          _mm_prefetch(reinterpret_cast<const char*>(at + kTileColumns), _MM_HINT_T0);
-        });
+    MultiplyAmx(g, row_begin, row_end, panel_begin, panel_end, false,
+                static_cast<unsigned char*>(scratch),
+                [&](int64_t row, int64_t rows, int64_t panel, const float* c, int64_t ldc) {
+                  StorePanel(g.out, g.n, row, rows, panel * kTileColumns, 2 * kTileColumns, c, ldc);
+                });
   }
   static void Gated(const Gemm& g, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                     int64_t panel_end, void* scratch) {
@@ -304,8 +278,7 @@ struct AmxEntries {
         g, row_begin, row_end, panel_begin, panel_end, false, static_cast<unsigned char*>(scratch),
         [&](int64_t row, int64_t rows, int64_t panel, const float* c, int64_t ldc) {
           StoreGated(g.out, g.n / 2, row, rows, panel / 2 * kTileColumns, 2 * kTileColumns, c, ldc);
-        },
-        kFetchNothing);
+        });
   }
   static void Qkv(const Gemm& g, const QkvRope& e, int64_t row_begin, int64_t row_end,
                   int64_t panel_begin, int64_t panel_end, void* scratch) {
@@ -314,14 +287,13 @@ struct AmxEntries {
       return;
     }
     const int64_t columns = (panel_end - panel_begin) * kTileColumns;
-    MultiplyAmx(
-        g, row_begin, row_end, panel_begin, panel_end, true, static_cast<unsigned char*>(scratch),
-        [&](int64_t row, int64_t rows, int64_t panel, const float* c, int64_t ldc) {
-          if (panel + 2 < panel_end) return;  // the rows' other panels are still to come
-          StoreQkv(e, row, rows, panel_begin * kTileColumns, columns, g.n,
-                   c - (panel - panel_begin) * kTileColumns, ldc);
-        },
-        kFetchNothing);
+    MultiplyAmx(g, row_begin, row_end, panel_begin, panel_end, true,
+                static_cast<unsigned char*>(scratch),
+                [&](int64_t row, int64_t rows, int64_t panel, const float* c, int64_t ldc) {
+                  if (panel + 2 < panel_end) return;  // the rows' other panels are still to come
+                  StoreQkv(e, row, rows, panel_begin * kTileColumns, columns, g.n,
+                           c - (panel - panel_begin) * kTileColumns, ldc);
+                });
   }
 };
 
