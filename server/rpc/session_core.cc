@@ -127,10 +127,7 @@ void SessionCore::HandleInbox(bool may_decode) {
     if (!IsFrame(inbox_.front().message) || session_ == nullptr) {
       Incoming incoming = PopLocked();
       lock.unlock();
-      {
-        std::unique_lock touching(session_mu_);
-        Handle(incoming, touching);
-      }
+      Handle(incoming);
       lock.lock();
       continue;
     }
@@ -149,10 +146,7 @@ void SessionCore::HandleInbox(bool may_decode) {
     Incoming incoming = PopLocked();
     PumpLocked();  // reads on meanwhile
     lock.unlock();
-    {
-      std::unique_lock touching(session_mu_);
-      Handle(incoming, touching);
-    }
+    Handle(incoming);
     lock.lock();
     away_ = false;
   }
@@ -168,7 +162,8 @@ void SessionCore::FollowSettings(TimePoint now) {
   settings_ = std::move(settings);
 }
 
-void SessionCore::Handle(const Incoming& incoming, std::unique_lock<std::mutex>& touching) {
+void SessionCore::Handle(const Incoming& incoming) {
+  std::unique_lock touching(session_mu_);
   message_number_ = incoming.number;
   FollowSettings(incoming.received);
   const absl::Status status = incoming.message.ok()

@@ -95,9 +95,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Handles what has been read, until there is nothing or a frame's turn has to come first.
   // `may_decode`: this is the turn of one frame.
   void HandleInbox(bool may_decode);
-  // `touching` holds session_mu_.
-  void Handle(const Incoming& incoming, std::unique_lock<std::mutex>& touching);
+  void Handle(const Incoming& incoming);
   void FollowSettings(TimePoint now);
+  // `touching` holds session_mu_.
   absl::Status Dispatch(const Incoming& incoming, std::unique_lock<std::mutex>& touching);
   absl::Status HandleOpen(const v1::Open& open, TimePoint received);
   absl::Status HandleVision(const v1::VisionFrame& frame, uint64_t pixels, TimePoint received,

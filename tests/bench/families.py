@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -323,15 +322,8 @@ class Peer:
         chunk = np.asarray(answer["chunk"], np.float32)
         return Sample(answer["wall_s"], answer["cpu_s"], chunk)
 
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -386,15 +378,8 @@ class Server:
             raise RuntimeError("an answer that was partly known costs less than the peer's")
         return Sample(wall, cpu, answer.samples[0].normalized)
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Drains and ends it."""
         self._client.close()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(30)
@@ -449,8 +434,8 @@ def compare_smolvla(
         path = Path(folder) / "observations.npz"
         observations.save(path)
         with (
-            Server(binary, checkpoint, observations, isa) as server,
-            Peer(python, checkpoint, path, isa) as peer,
+            contextlib.closing(Server(binary, checkpoint, observations, isa)) as server,
+            contextlib.closing(Peer(python, checkpoint, path, isa)) as peer,
         ):
             pairs = list(in_turns(server, peer, runs))
             ready = peer.ready

@@ -109,6 +109,18 @@ class SessionRatesTest : public SessionCoreTest {
     ASSERT_TRUE(Send(request));
   }
   void Turn() { core_->OnPush(clock_.Now()); }
+  // One whose act is on its way until the gate opens.
+  void HeldTurn() {
+    gate_->Close();
+    Turn();
+    gate_->AwaitWaiter();
+  }
+  // A frame of time 1 and a push, whose acts count from 100.
+  void OpenPushing() {
+    OpenAs({});
+    SettledFrame(1);
+    Push(kSlowHz, 100);
+  }
   // Nothing is there for the client.
   void ExpectQuiet() {
     Settle();
@@ -145,14 +157,10 @@ class SessionRatesTest : public SessionCoreTest {
 // push
 
 TEST_F(SessionRatesTest, ATurnDuringAFrameIsOneActOfWhatIsThere) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   HoldDecoding();
   Frame(2);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  HeldTurn();
   Turn();  // the first is not answered: one act, not two
   gate_->Open();
   v1::ActionChunk chunk = Chunk();
@@ -168,12 +176,8 @@ TEST_F(SessionRatesTest, ATurnDuringAFrameIsOneActOfWhatIsThere) {
 }
 
 TEST_F(SessionRatesTest, ATurnWhosePredecessorIsNotAnsweredIsLeftOut) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  OpenPushing();
+  HeldTurn();
   for (int i = 0; i < 5; ++i) Turn();
   EXPECT_EQ(Unanswered(), 1U);
   gate_->Open();
@@ -188,9 +192,7 @@ TEST_F(SessionRatesTest, APushOutlivesAReset) {
   SettledFrame(1);
   State(5, 1);
   Push(kSlowHz, 100);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  HeldTurn();
   v1::SessionRequest reset;
   reset.mutable_reset()->set_keep_instruction(true);
   ASSERT_TRUE(Send(reset));
@@ -221,12 +223,8 @@ TEST_F(SessionRatesTest, APushOutlivesAReset) {
 }
 
 TEST_F(SessionRatesTest, CancellingEndsATurnAndNotThePush) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  OpenPushing();
+  HeldTurn();
   v1::SessionRequest cancel;
   cancel.mutable_cancel()->set_all(true);
   ASSERT_TRUE(Send(cancel));
@@ -240,12 +238,8 @@ TEST_F(SessionRatesTest, CancellingEndsATurnAndNotThePush) {
 }
 
 TEST_F(SessionRatesTest, AStoppedPushAnswersWhatItAsked) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  OpenPushing();
+  HeldTurn();
   Push(0, 0);
   gate_->Open();
   EXPECT_EQ(Chunk().act_id(), 100U);
@@ -275,12 +269,8 @@ TEST_F(SessionRatesTest, ANumberInUseIsRefusedAndThePushCountsOn) {
 }
 
 TEST_F(SessionRatesTest, AClosingStreamTakesNoTurns) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
-  gate_->Close();
-  Turn();
-  gate_->AwaitWaiter();
+  OpenPushing();
+  HeldTurn();
   core_->CloseWhenIdle(absl::UnavailableError("bye"));
   Turn();
   EXPECT_FALSE(port_.finished());
@@ -293,9 +283,7 @@ TEST_F(SessionRatesTest, AClosingStreamTakesNoTurns) {
 }
 
 TEST_F(SessionRatesTest, AHalfClosedStreamTakesNoTurns) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   ASSERT_TRUE(port_.TakeRead());
   core_->OnReadsDone();
   ASSERT_TRUE(port_.finished());
@@ -305,9 +293,7 @@ TEST_F(SessionRatesTest, AHalfClosedStreamTakesNoTurns) {
 }
 
 TEST_F(SessionRatesTest, ACancelledStreamTakesNoTurns) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   HoldDecoding();
   Frame(2);
   Turn();  // does not wait behind the frame
@@ -321,9 +307,7 @@ TEST_F(SessionRatesTest, ACancelledStreamTakesNoTurns) {
 }
 
 TEST_F(SessionRatesTest, TurnsOfADrainingServerAreRefusedOnce) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   server_->engine().Drain(clock_.Now());
   for (int i = 0; i < 3; ++i) Turn();
   EXPECT_EQ(Error().detail().reason(), v1::ERROR_REASON_DRAINING);
@@ -402,9 +386,7 @@ TEST_F(SessionRatesTest, RatesHaveBounds) {
 
 // Nothing but turns comes: they look at the limits too.
 TEST_F(SessionRatesTest, TurnsFollowLimitsThatChange) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   Turn();
   EXPECT_EQ(Chunk().act_id(), 100U);
   Config config = server_->config();
@@ -484,9 +466,7 @@ TEST_F(SessionRatesTest, NoFrameIsDecodedInATurn) {
 
 // What a push asks for is kept: it is looked at before.
 TEST_F(SessionRatesTest, APushKeepsNothingThatTheModelDoesNotTake) {
-  OpenAs({});
-  SettledFrame(1);
-  Push(kSlowHz, 100);
+  OpenPushing();
   v1::ActRequest act;
   act.mutable_noise()->Resize(100'000, 0.5F);
   Push(kSlowHz, 1, act);
