@@ -17,7 +17,7 @@ from common import Array
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.processor import TokenizerProcessorStep
 from lerobot.processor.factory import make_policy_processor_pipelines
-from smolvla import features, modes, observation, run
+from smolvla import features, modes, observation, run, write_frames
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from variants import Pi
 
@@ -260,18 +260,11 @@ def load(policy_class: Any) -> tuple[Any, Any, Any]:
     return policy, pre, post
 
 
-def write_frames(record: common.Record, policy: Any, batch: Any) -> tuple[Any, Any]:
+def write_pixels(record: common.Record, policy: Any, batch: Any) -> tuple[Any, Any]:
     images, masks = policy._preprocess_images(batch)
     layers = policy.model.paligemma_with_expert
-    for i, (image, mask) in enumerate(zip(images, masks, strict=True)):
-        record.add(f"pixels.{i}", image if mask else image[..., :1, :1])
-        record.add(f"pixels_mask.{i}", mask)
-        if not mask:
-            continue
-        with torch.no_grad():
-            tower = layers.paligemma.model.vision_tower(image).last_hidden_state
-            record.add(f"vision.features.{i}", tower)
-            record.add(f"vision.projected.{i}", layers.embed_image(image))
+    tower = layers.paligemma.model.vision_tower
+    write_frames(record, zip(images, masks, strict=True), tower, layers, "vision.projected")
     return images, masks
 
 
@@ -280,7 +273,7 @@ def write_flow(v: Pi, policy: Any, pre: Any, post: Any, request: Any, record: co
     record.add("noise", noise)
     flow = policy.model
     recorder, batch, actions = run_flow(policy, pre, request, noise)
-    write_frames(record, policy, batch)
+    write_pixels(record, policy, batch)
     recorder.write(record, v, v.expert[0], heads_first=True, allowed=lambda mask: mask == 0)
     record.add("actions_normalized", actions)
     record.add("actions", post(actions))
@@ -304,7 +297,7 @@ def write_tokens(
     v: Pi, policy: Any, pre: Any, post: Any, request: Any, record: common.Record, chunks: Array
 ) -> Any:
     batch = pre({k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in request.items()})
-    images, masks = write_frames(record, policy, batch)
+    images, masks = write_pixels(record, policy, batch)
     layers = policy.model.paligemma_with_expert
     forward = layers.forward
     seen: dict[str, Any] = {}

@@ -247,6 +247,18 @@ def write_checkpoint(v: SmolVla, checkpoint: Path, stats: Any) -> None:
         os.chdir(before)
 
 
+def write_frames(record: common.Record, frames: Any, tower: Any, layers: Any, joined: str) -> None:
+    """Pixels of (image, mask) pairs, and of those that are there what the tower and its projection make."""
+    for i, (image, mask) in enumerate(frames):
+        record.add(f"pixels.{i}", image if mask else image[..., :1, :1])
+        record.add(f"pixels_mask.{i}", mask)
+        if not mask:
+            continue
+        with torch.no_grad():
+            record.add(f"vision.features.{i}", tower(pixel_values=image).last_hidden_state)
+            record.add(f"{joined}.{i}", layers.embed_image(image))
+
+
 def relayout(v: SmolVla, checkpoint: Path, stats: Any) -> None:
     """The same model as other releases and publishers lay it out."""
     if v.bf16_file:
@@ -277,15 +289,8 @@ def write(v: SmolVla, out: Path) -> None:
     record.add("state_normalized", batch["observation.state"])
     images, masks = policy.prepare_images(batch)
     vlm = policy.model.vlm_with_expert
-    for i, (image, mask) in enumerate(zip(images, masks, strict=True)):
-        record.add(f"pixels.{i}", image if mask else image[..., :1, :1])
-        record.add(f"pixels_mask.{i}", mask)
-        if not mask:
-            continue
-        with torch.no_grad():
-            tower = vlm.get_vlm_model().vision_model(pixel_values=image).last_hidden_state
-            record.add(f"vision.features.{i}", tower)
-            record.add(f"vision.connector.{i}", vlm.embed_image(image))
+    tower = vlm.get_vlm_model().vision_model
+    write_frames(record, zip(images, masks, strict=True), tower, vlm, "vision.connector")
     width = vlm.expert_hidden_size
     recorder.write(record, v, width, heads_first=False, allowed=lambda mask: mask)
     record.add("actions_normalized", actions)
@@ -311,9 +316,4 @@ def write(v: SmolVla, out: Path) -> None:
         ),
         prefix_len=recorder.prefix[0].shape[1],
     )
-    if v.vlm == "root":
-        # Heads and sizes are then the published ones.
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.move(checkpoint / "vlm" / file, checkpoint)
-        shutil.rmtree(checkpoint / "vlm")
     assert json.loads((checkpoint / "config.json").read_text())["type"] == "smolvla"

@@ -64,7 +64,7 @@ class SmolVla(Variant):
     padding: str = "max_length"  # pad_language_to
     around: bool = False  # add_image_special_tokens
     prefix_length: int = -1
-    vlm: str = "vlm"  # "hub": a hub id is named, the files are in "vlm"; "root": beside config.json
+    vlm: str = "vlm"  # "hub": a hub id is named, the files are in "vlm"
     aloha: bool = False  # adapt_to_pi_aloha
     positions: int = 0  # side of the VLM's own frames, pixels; 0: `image`
 
