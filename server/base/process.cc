@@ -1,8 +1,10 @@
 #include "base/process.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
@@ -41,12 +43,19 @@ std::string_view Word(std::string_view text, size_t index) {
 }  // namespace
 
 void KeepFreedMemory() {
-  // glibc's thresholds follow the largest buffer that has come and gone (mallopt(3)): they still
-  // grow with larger frames, as they would not once they were set.
+#if defined(__GLIBC__)
+  // glibc's thresholds follow the largest buffer that has come and gone as a mapping of its own
+  // (mallopt(3)): they still grow with larger frames, as they would not once they were set. Free
+  // memory of the heap is used up first, for a buffer that fits there moves no threshold.
   constexpr size_t kBuffer = 1 << 20;
-  void* const buffer = std::malloc(kBuffer);
-  asm volatile("" : : "r"(buffer) : "memory");  // else the compiler leaves out the pair
-  std::free(buffer);
+  std::array<void*, 64> buffers{};
+  const size_t mapped = mallinfo2().hblks;
+  for (void*& buffer : buffers) {
+    buffer = std::malloc(kBuffer);
+    if (mallinfo2().hblks > mapped) break;
+  }
+  for (void* const buffer : buffers) std::free(buffer);
+#endif
 }
 
 uint64_t BytesOfLine(std::string_view text, std::string_view key) {

@@ -108,7 +108,7 @@ TEST(RefGuarded, WorkRunsAfterTheCallReturns) {
 }
 
 TEST(RefGuarded, PinnedMemoryIsReadWhenTheWorkRuns) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(SACCADE_SANITIZE_THREAD)
   GTEST_SKIP() << "this test makes a data race on purpose";
 #endif
   // The mistake of writing a staging buffer again before its copy ran must show.
