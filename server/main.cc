@@ -32,7 +32,7 @@ struct BackendFlags {
                    "cpu, ref, or ref-guarded (device memory unreadable from the host)")
         ->check(CLI::IsMember({"cpu", "ref", "ref-guarded"}))
         ->capture_default_str();
-    app.add_option("--isa", isa, "highest instruction set of the cpu backend")
+    app.add_option("--isa", isa, "instruction set of the cpu backend")
         ->check(CLI::IsMember({"auto", "avx2", "avx512", "avx512_bf16", "amx_bf16"}))
         ->capture_default_str();
     app.add_option("--threads", threads, "computing threads; 0: usable cores")

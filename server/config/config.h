@@ -61,7 +61,7 @@ struct LimitsConfig {
 };
 
 enum class BackendKind : uint8_t { kCpu, kRef };
-// Highest instruction set to use; kAuto takes the best the CPU has. Asking for more than it has
+// Instruction set to use; kAuto takes the fastest the CPU has. Asking for more than it has
 // fails at start.
 enum class IsaLevel : uint8_t { kAuto, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
 

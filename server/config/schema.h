@@ -196,7 +196,7 @@ void Describe(V& v, BackendConfig& c) {
           "Computing threads; 0: as many cores as affinity and cgroup quota allow. `ref` has one."},
       c.threads, 0, 1'024);
   v.Enum(Key{"isa",
-             "Highest instruction set used; `auto`: the best the CPU has. More than it has fails "
+             "Instruction set used; `auto`: the fastest the CPU has. More than it has fails "
              "at start."},
          c.isa);
   v.Bool(Key{"guarded",

@@ -44,6 +44,9 @@ int Run() {
     out["peaks"][cpu::IsaName(isa)] = {{"f32_gflops", peaks.f32}, {"bf16_gflops", peaks.bf16}};
     out["best"] = cpu::IsaName(isa);
   }
+  if (const cpu::Kernels* kernels = cpu::FindKernels(Isa::kAuto)) {
+    out["auto"] = cpu::IsaName(kernels->isa);
+  }
   // What is read again fits into a large cache on some machines, so a rate belongs to a size.
   const size_t most = kReadMib.back() * kMib;
   void* memory = mmap(nullptr, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -309,7 +309,7 @@ struct MulTiles : MulBf16 {};
 template <>
 struct TileProducts<MulTiles> {
   static SACCADE_INLINE void Scores(const uint16_t* q, const TilePages& t, const KvLayout& kv,
-                                    int64_t rows, float* s) {
+                                    int64_t rows, float* /*scratch*/, float* s) {
     for (int64_t r = 0; r < rows; r += kTileRows) {
       _tile_zero(0);
       _tile_zero(1);
@@ -373,7 +373,7 @@ struct TileProducts<MulTiles> {
 
   static SACCADE_INLINE void Values(const uint16_t* p, const float* alpha,
                                     const unsigned char* const* v, const KvLayout& kv, int64_t rows,
-                                    float* partial, float* o) {
+                                    float* scratch, float* o) {
     for (int64_t r = 0; r < rows; ++r) {
       if (alpha[r] == 1.0f) continue;  // as most are, after a few tiles
       const V factor = Simd::Set(alpha[r]);
@@ -387,9 +387,9 @@ struct TileProducts<MulTiles> {
     if (r == rows) return;
     // The last rows do not fill a tile, and those behind them may be another's.
     const size_t bytes = static_cast<size_t>((rows - r) * kv.v_dim) * sizeof(float);
-    __builtin_memcpy(partial, o + r * kv.v_dim, bytes);
-    AddValues(p + r * kTileTokens, v, kv, partial);
-    __builtin_memcpy(o + r * kv.v_dim, partial, bytes);
+    __builtin_memcpy(scratch, o + r * kv.v_dim, bytes);
+    AddValues(p + r * kTileTokens, v, kv, scratch);
+    __builtin_memcpy(o + r * kv.v_dim, scratch, bytes);
   }
 };
 

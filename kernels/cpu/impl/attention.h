@@ -215,12 +215,13 @@ SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all,
   Simd::Store(state.sum, Simd::Add(sum, total));
 }
 
-// The two products of a tile. A level with another way to multiply specialises this.
+// The two products of a tile, with scratch of [64, kMaxHeadDim] floats. A level with another way to
+// multiply specialises this.
 template <class P>
 struct TileProducts {
   // s[rows, 64] = q[rows, k_dim] * K^T
   static SACCADE_INLINE void Scores(const typename P::A* q, const TilePages& t, const KvLayout& kv,
-                                    int64_t rows, float* s) {
+                                    int64_t rows, float* /*scratch*/, float* s) {
     ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
       ScoreTile<P, R>(q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / P::kK, s + r * kTileTokens);
     });
@@ -228,9 +229,64 @@ struct TileProducts {
   // o[rows, v_dim] = o * alpha[rows] + p[rows, 64] * V
   static SACCADE_INLINE void Values(const typename P::A* p, const float* alpha,
                                     const unsigned char* const* v, const KvLayout& kv, int64_t rows,
-                                    float* /*partial*/, float* o) {
+                                    float* /*scratch*/, float* o) {
     ForRowTiles<P>(rows, [&]<int R>(int64_t r) {
       ValueTile<P, R>(p + r * kTileTokens, alpha + r, v, kv.v_dim, o + r * kv.v_dim);
+    });
+  }
+};
+
+// `lines` lines of `width` pairs as twice as many lines of `width` floats.
+inline void WidenPairs(const uint16_t* pairs, int64_t lines, int64_t width, float* wide) {
+  for (int64_t line = 0; line < lines; ++line, pairs += 2 * width, wide += 2 * width) {
+    for (int64_t i = 0; i < width; i += Simd::kLanes) {
+      Simd::Store(wide + i, Simd::PairEven(pairs + 2 * i));
+      Simd::Store(wide + width + i, Simd::PairOdd(pairs + 2 * i));
+    }
+  }
+}
+
+// Widens a tile once for all rows: the pages become F32 pages, and the chains of sums stay the
+// same.
+template <>
+struct TileProducts<MulWide> {
+  static constexpr int64_t kWidenRows = 8;  // from here on it pays
+
+  static SACCADE_INLINE void Scores(const float* q, const TilePages& t, const KvLayout& kv,
+                                    int64_t rows, float* scratch, float* s) {
+    if (rows < kWidenRows) {
+      ForRowTiles<MulWide>(rows, [&]<int R>(int64_t r) {
+        ScoreTile<MulWide, R>(q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / MulWide::kK,
+                              s + r * kTileTokens);
+      });
+      return;
+    }
+    TilePages wide;
+    for (int64_t page = 0; page < kTilePages; ++page, scratch += kPageTokens * kv.k_dim) {
+      WidenPairs(reinterpret_cast<const uint16_t*>(t.k[page]), kv.k_dim / 2, kPageTokens, scratch);
+      wide.k[page] = reinterpret_cast<const unsigned char*>(scratch);
+    }
+    ForRowTiles<MulF32>(rows, [&]<int R>(int64_t r) {
+      ScoreTile<MulF32, R>(q + r * kv.k_dim, kv.k_dim, wide, kv.k_dim, s + r * kTileTokens);
+    });
+  }
+
+  static SACCADE_INLINE void Values(const float* p, const float* alpha,
+                                    const unsigned char* const* v, const KvLayout& kv, int64_t rows,
+                                    float* scratch, float* o) {
+    if (rows < kWidenRows) {
+      ForRowTiles<MulWide>(rows, [&]<int R>(int64_t r) {
+        ValueTile<MulWide, R>(p + r * kTileTokens, alpha + r, v, kv.v_dim, o + r * kv.v_dim);
+      });
+      return;
+    }
+    const unsigned char* wide[kTilePages];
+    for (int64_t page = 0; page < kTilePages; ++page, scratch += kPageTokens * kv.v_dim) {
+      WidenPairs(reinterpret_cast<const uint16_t*>(v[page]), kPageTokens / 2, kv.v_dim, scratch);
+      wide[page] = reinterpret_cast<const unsigned char*>(scratch);
+    }
+    ForRowTiles<MulF32>(rows, [&]<int R>(int64_t r) {
+      ValueTile<MulF32, R>(p + r * kTileTokens, alpha + r, wide, kv.v_dim, o + r * kv.v_dim);
     });
   }
 };
@@ -241,7 +297,7 @@ struct AttentionBlock {
   float* s;          // [kBlockRows, 64]
   typename P::A* p;  // [kBlockRows + 16, 64]: a product may read, but not use, rows after the last
   float* o;          // [kBlockRows, v_dim]
-  float* partial;    // [16, v_dim], of a product
+  float* scratch;    // [64, kMaxHeadDim], of a product
   typename P::B* masked;  // [64, v_dim]
   RowState state[kBlockRows];
   float alpha[kBlockRows];
@@ -251,7 +307,7 @@ struct AttentionBlock {
 template <class P>
 inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages& t, int64_t rows,
                        float scale, bool all) {
-  TileProducts<P>::Scores(b.q, t, kv, rows, b.s);
+  TileProducts<P>::Scores(b.q, t, kv, rows, b.scratch, b.s);
   int64_t visible[kTilePages] = {kPageTokens, kPageTokens, kPageTokens, kPageTokens};
   for (int64_t r = 0; r < rows; ++r) {
     if (!all) {
@@ -262,7 +318,7 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
                   b.alpha[r]);
   }
   if (all || ValuesFinite<P>(t, kv.v_dim)) {
-    TileProducts<P>::Values(b.p, b.alpha, t.v, kv, rows, b.partial, b.o);
+    TileProducts<P>::Values(b.p, b.alpha, t.v, kv, rows, b.scratch, b.o);
     return;
   }
   // A weight of 0 does not silence a NaN or an Inf: take those values away from every row that must
@@ -272,7 +328,7 @@ inline void AttendTile(AttentionBlock<P>& b, const KvLayout& kv, const TilePages
     for (int64_t page = 0; page < kTilePages; ++page)
       visible[page] = Visible(t.len[page], t.pos[page], b.limit[r]);
     MaskValues<P>(t, visible, kv.v_dim, b.masked, pages);
-    TileProducts<P>::Values(b.p + r * kTileTokens, b.alpha + r, pages, kv, 1, b.partial,
+    TileProducts<P>::Values(b.p + r * kTileTokens, b.alpha + r, pages, kv, 1, b.scratch,
                             b.o + r * kv.v_dim);
   }
 }
@@ -301,11 +357,11 @@ inline void AttendRows(const Attention& a, int64_t kv_head, int64_t row_begin, i
   b.p = reinterpret_cast<typename P::A*>(
       take((kBlockRows + 16) * kTileTokens, sizeof(typename P::A)));
   b.o = reinterpret_cast<float*>(take(kBlockRows * kMaxHeadDim, sizeof(float)));
-  b.partial = reinterpret_cast<float*>(take(16 * kMaxHeadDim, sizeof(float)));
+  b.scratch = reinterpret_cast<float*>(take(kTileTokens * kMaxHeadDim, sizeof(float)));
   b.masked =
       reinterpret_cast<typename P::B*>(take(kTileTokens * kMaxHeadDim, sizeof(typename P::B)));
   static_assert(kBlockRows * (kMaxHeadDim + 2) * 4 + (2 * kBlockRows + 16) * kTileTokens * 4 +
-                    (kBlockRows + 16) * kMaxHeadDim * 4 + kTileTokens * kMaxHeadDim * 4 + 6 * 64 <=
+                    kBlockRows * kMaxHeadDim * 4 + 2 * kTileTokens * kMaxHeadDim * 4 + 6 * 64 <=
                 static_cast<int64_t>(kScratchBytes));
 
   const int64_t lines = (row_end - row_begin) * group;  // (row, head of the group) in that order

@@ -211,7 +211,8 @@ constexpr int64_t kWidenRows = Simd::kLanes == 16 ? 40 : 16;
 // Rows of one tile walk through a panel once: memory is kept busy from this far ahead.
 constexpr int64_t kAheadBytes = 2048;
 // Scratch: a widened block, then the sums.
-constexpr size_t kWideBytes = kManyBlockBytes;
+constexpr int64_t kWideBlockBytes = 64 << 10;
+constexpr size_t kWideBytes = kWideBlockBytes;
 static_assert(kWideBytes + sizeof(float) * kGemmRows * kPanel <= kScratchBytes);
 static_assert(kWideBytes + sizeof(float) * kQkvSums <= kScratchBytes);
 
@@ -259,7 +260,7 @@ SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t ro
   const auto* a = static_cast<const float*>(g.x.data);
   const int64_t rows = row_end - row_begin;
   const int64_t k = PaddedK<MulWide>(g.k);
-  constexpr int64_t kBlock = static_cast<int64_t>(kWideBytes) / (kPanel * 4);
+  constexpr int64_t kBlock = kWideBlockBytes / (kPanel * 4);
   for (int64_t s = 0; s < k; s += kBlock) {
     const int64_t count = k - s < kBlock ? k - s : kBlock;
     for (int64_t i = 0; i < count; i += 2) {
@@ -269,10 +270,15 @@ SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t ro
         Simd::Store(wide + (i + 1) * kPanel + j, Simd::PairOdd(from + 2 * j));
       }
     }
+    // The first tiles fetch the next block, which follows in memory, a line in a step.
+    const auto* ahead = reinterpret_cast<const char*>(panel + (s + count) * kPanel);
+    const auto* const fetched = ahead + count * kPanel * 2;
     for (int64_t r = 0; r < rows;) {
       const int64_t tile = TileRows(rows - r, MulF32::kMaxRows);
+      const int lines = ahead < fetched ? 1 : 0;
       AnyTile<MulF32>(tile, a + (row_begin + r) * g.x.stride + s, g.x.stride, wide, count,
-                      c + r * ldc, ldc, s == 0, 0, nullptr);
+                      c + r * ldc, ldc, s == 0, lines, ahead);
+      ahead += count * 64 * lines;
       if (s + count == k) emit(row_begin + r, tile, c + r * ldc);
       r += tile;
     }

@@ -55,7 +55,7 @@ struct MulWide {
     }
   }
   static SACCADE_INLINE void StoreA(A* p, V v) { Simd::Store(p, v); }
-  static SACCADE_INLINE V SoftmaxExp(V x) { return Exp(x); }
+  static SACCADE_INLINE V SoftmaxExp(V x) { return ExpNarrow(x); }
 };
 
 // Vectors of a GEMM panel, and the panels of one row count that are advanced together: a single row
@@ -86,6 +86,7 @@ SACCADE_INLINE void GemmTile(const typename P::A* a, int64_t lda, const typename
       acc[i][j] = first ? Simd::Zero() : Simd::Load(from);
     }
   }
+  SACCADE_UNROLL_BY(4)
   for (int64_t s = 0; s < steps; ++s) {
     SACCADE_UNROLL
     for (int p = 0; p < NP; ++p) {

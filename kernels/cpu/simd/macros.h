@@ -1,8 +1,11 @@
 #pragma once
 // Compiler spellings that the kernels need.
 #define SACCADE_INLINE inline __attribute__((always_inline))
+#define SACCADE_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define SACCADE_UNROLL _Pragma("clang loop unroll(full)")
+#define SACCADE_UNROLL_BY(n) SACCADE_PRAGMA(clang loop unroll_count(n))
 #else
 #define SACCADE_UNROLL _Pragma("GCC unroll 16")
+#define SACCADE_UNROLL_BY(n) SACCADE_PRAGMA(GCC unroll n)
 #endif
