@@ -145,6 +145,7 @@ absl::StatusOr<ServedModel> LoadServed(const Config& config, const ModelConfig& 
   if (!checkpoint.ok()) return Prefixed(what, checkpoint.status());
   served.name = m.name;
   served.invalid_tokens = ToModelOptions(m).invalid_tokens;
+  served.least_flow_steps = m.least_flow_steps;
   served.embedding_slots = m.vision_cache_frames;
   served.max_sequences = MaxSequences(config);
   const ModelOptions options = ToModelOptions(m);

@@ -117,6 +117,7 @@ def act_request(
     )
     if flow is not None:
         request.flow_steps = flow.steps
+        request.least_flow_steps = flow.least_steps
         if flow.noise is not None:
             request.noise.extend(np.asarray(flow.noise, dtype=np.float32).ravel().tolist())
         if flow.committed is not None:

@@ -222,6 +222,8 @@ def _status(client: Client, args: argparse.Namespace) -> int:
     for c in status.classes:
         deadline = f"{c.deadline_s * 1e3:g} ms" if c.deadline_s else "no deadline"
         late = "runs late" if c.runs_late else "refuses late work"
+        if c.degrades:
+            late = "cuts denoise steps of late work, or refuses it"
         print(f"  class {c.name}: {deadline}, tier {c.tier}, {late}")
     return 0 if status.ready else 1
 

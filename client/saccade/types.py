@@ -79,6 +79,9 @@ class Flow:
 
     steps: int = 0
     """Denoise steps; 0: the model's own number."""
+    least_steps: int = 0
+    """Steps that are better than no answer in time, in a class that degrades; 0: as the server is
+    configured."""
     noise: npt.ArrayLike | None = None
     """Of shape (samples, ModelInfo.flow_actions, ModelInfo.flow_width); none: from the seed."""
     committed: npt.ArrayLike | None = None
@@ -97,6 +100,8 @@ class LatencyClass:
     """From a request's arrival; 0: none."""
     tier: int
     runs_late: bool
+    degrades: bool = False
+    """A request that would be late gets fewer denoise steps, as far as it may."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,9 @@ class Actions:
     latency_class: str
     statistics_key: str
     degradation: tuple[str, ...] = ()
+    """What was given up to be in time: ``fewer_flow_steps``, or nothing."""
+    flow_steps: int = 0
+    """Denoise steps that it was made with; 0: the model does not denoise."""
     observation_version: int = 0
     """Counts the observations of the session whose frames, text or cameras differ."""
     state: tuple[float, ...] = ()
@@ -348,7 +356,7 @@ def server_status(message: server_pb2.GetStatusResponse) -> ServerStatus:
         sessions=message.sessions,
         models=tuple(message.models),
         classes=tuple(
-            LatencyClass(c.name, c.deadline_us * 1e-6, c.tier, c.runs_late) for c in message.classes
+            LatencyClass(c.name, c.deadline_us * 1e-6, c.tier, c.runs_late, c.degrades) for c in message.classes
         ),
         max_message_bytes=message.limits.max_message_bytes,
     )
@@ -444,6 +452,7 @@ def actions(message: inference_pb2.ActionChunk, round_trip_s: float) -> Actions:
         degradation=tuple(
             enum_name(inference_pb2.Degradation, d, "DEGRADATION_") for d in message.degradation
         ),
+        flow_steps=message.flow_steps,
         observation_version=message.observation_version,
         state=tuple(message.state),
         state_capture_time_ns=message.state_capture_time_ns,

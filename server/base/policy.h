@@ -7,8 +7,9 @@
 
 namespace saccade {
 
-// What becomes of work predicted to miss its deadline.
-enum class OnLate : uint8_t { kReject, kRunLate };
+// What becomes of work predicted to miss its deadline: refused; done and marked late; or made
+// smaller where a request allows it, so that it is on time, else refused.
+enum class OnLate : uint8_t { kReject, kRunLate, kDegrade };
 
 // Whose constants an OpenVLA-OFT model was trained with; auto: of whoever the shapes fit.
 enum class OftPlatform : uint8_t { kAuto, kLibero, kAloha, kBridge };

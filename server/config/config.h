@@ -128,7 +128,8 @@ struct ModelConfig {
   ComputeType dtype = ComputeType::kF32;
   std::string default_class = "control";
   InvalidActionTokens invalid_action_tokens = InvalidActionTokens::kFail;
-  uint32_t max_sessions = 0;  // 0: only server.max_sessions bounds it
+  uint32_t least_flow_steps = 0;  // 0: only what a request allows
+  uint32_t max_sessions = 0;      // 0: only server.max_sessions bounds it
   KvConfig kv;
   uint32_t vision_cache_frames = 64;  // frames whose vision embeddings are kept per backend
   std::optional<OftConfig> oft;

@@ -59,7 +59,7 @@ struct EnumTable<Modality> {
 };
 template <>
 struct EnumTable<OnLate> {
-  static constexpr std::array<std::string_view, 2> kNames = {"reject", "run_late"};
+  static constexpr std::array<std::string_view, 3> kNames = {"reject", "run_late", "degrade"};
 };
 template <>
 struct EnumTable<ComputeType> {
@@ -216,7 +216,11 @@ void Describe(V& v, ClassConfig& c) {
       c.tier, 0, 15);
   v.Enum(Key{"preferred", "Work of this modality goes first inside the class."}, c.preferred);
   v.Integer(Key{"shares", "Weight against the other classes of its tier."}, c.shares, 1, 1'000);
-  v.Enum(Key{"on_late", "What becomes of a request predicted to miss its deadline."}, c.on_late);
+  v.Enum(Key{"on_late",
+             "What becomes of a request predicted to miss its deadline. `degrade`: it gets fewer "
+             "denoise steps, as far as it or `least_flow_steps` of its model allows, else it is "
+             "refused."},
+         c.on_late);
   v.Integer(Key{"max_queued", "Requests waiting or running; one more is refused at once."},
             c.max_queued, 1, 100'000);
 }
@@ -296,6 +300,11 @@ void Describe(V& v, ModelConfig& c) {
              "A decoded token outside the action range fails the request, or is clamped as the "
              "reference code does."},
          c.invalid_action_tokens);
+  v.Integer(
+      Key{"least_flow_steps",
+          "Denoise steps that a class with `on_late: degrade` may cut a request to that would "
+          "be late; 0: only what the request itself allows."},
+      c.least_flow_steps, 0, 1'000);
   v.Integer(Key{"max_sessions",
                 "Open sessions of this model; 0: only `server.max_sessions` bounds them."},
             c.max_sessions, 0, 1'000'000);

@@ -34,6 +34,7 @@ struct ServedModel {
   std::vector<std::unique_ptr<Model>> instances;  // one per entry of `workers`
   std::vector<WorkerId> workers;
   InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
+  uint32_t least_flow_steps = 0;  // of a request that says nothing; 0: it may not be cut
   KvCacheOptions kv;             // per worker; num_blocks > 0
   uint32_t embedding_slots = 0;  // per worker
   uint32_t max_sequences = 0;    // sequences with action tokens at a time, per worker
@@ -81,6 +82,8 @@ struct ActResult {
   std::array<uint32_t, kModalities> prompt_tokens{};
   bool frame_cached = false;
   bool late = false;
+  uint32_t denoise_steps = 0;  // of a model that denoises
+  bool degraded = false;       // fewer of them than were asked for
   TimePoint finished{};
 };
 
@@ -110,6 +113,7 @@ struct ActRequest {
   // Of a model that denoises: steps (0: the model's own), and what the answer is made from; and the
   // robot's state in its own units, for actions that are relative to it.
   uint32_t flow_steps = 0;
+  uint32_t least_flow_steps = 0;  // what a class that degrades may cut them to; 0: the model's
   std::shared_ptr<const FlowInput> flow;
   std::vector<float> state;
   TimePoint frame_captured{};  // oldest frame it uses, for the frame-age histogram; zero: none

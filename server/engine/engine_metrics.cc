@@ -51,6 +51,7 @@ void EngineMetrics::Finished(const ActRequest& request, const absl::Status& stat
   ModelMetrics& model = *it->second.metrics;
   if (status.ok()) {
     (result.late ? klass.missed : klass.met)->Increment();
+    if (result.degraded && !result.late) klass.degraded->Increment();
     klass.queue_seconds->Observe(ToSeconds(result.timings.queue));
     klass.end_to_end_seconds->Observe(ToSeconds(result.timings.total));
     for (const Outcome::Answer& answer : result.answers) {

@@ -179,6 +179,8 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   result.prompt_tokens = outcome.prompt_tokens;
   result.frame_cached = outcome.frame_cached;
   result.late = outcome.late;
+  result.denoise_steps = outcome.denoise_steps;
+  result.degraded = outcome.degraded;
   result.finished = now;
   metrics_.Finished(request, status, result, loaded.warm);
   recorder_.Request(outcome.id, request, status, status.ok() ? &result : nullptr, now);

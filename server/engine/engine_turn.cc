@@ -103,8 +103,9 @@ TimePoint Engine::Impl::NextWake() const {
 
 namespace {
 
-void OfferActions(const ModelSpec& model, const StatisticsSpec& statistics,
+void OfferActions(const ServedModel& served, const StatisticsSpec& statistics,
                   const ActRequest& request, Request& offered) {
+  const ModelSpec& model = served.spec();
   const ActionHeadSpec& head = model.head;
   switch (head.kind) {
     case HeadKind::kTokens:
@@ -115,6 +116,8 @@ void OfferActions(const ModelSpec& model, const StatisticsSpec& statistics,
     case HeadKind::kFlow:
       offered.kind = AnswerKind::kFlow;
       offered.action_tokens = request.flow_steps > 0 ? request.flow_steps : head.steps;
+      offered.least_steps =
+          request.least_flow_steps > 0 ? request.least_flow_steps : served.least_flow_steps;
       offered.flow = request.flow;
       break;
     case HeadKind::kOnePass:
@@ -173,7 +176,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
       offered.stop_tokens = request.text->stop_tokens;
       offered.beams = request.text->beams;
     } else {
-      OfferActions(model->served->spec(), *spec, request, offered);
+      OfferActions(*model->served, *spec, request, offered);
     }
     offered.temperature = request.temperature;
     offered.seed = request.seed;

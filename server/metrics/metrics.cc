@@ -78,6 +78,8 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const MetricsOptions& options
                             "Act requests answered by their deadline, or having none.");
   auto& missed = make.Counters("saccade_requests_missed_total",
                                "Admitted act requests answered late or expired.");
+  auto& degraded = make.Counters("saccade_requests_degraded_total",
+                                 "Act requests answered with less than was asked for, in time.");
   auto& failed =
       make.Counters("saccade_requests_failed_total",
                     "Admitted act requests that ended without an answer for another reason.");
@@ -103,6 +105,7 @@ std::vector<ClassMetrics> MakeClasses(Maker& make, const MetricsOptions& options
     c.rejected = ByReason(rejected, labels);
     c.met = &met.Add(labels);
     c.missed = &missed.Add(labels);
+    c.degraded = &degraded.Add(labels);
     c.failed = ByReason(failed, labels);
     c.queue_seconds = &queue.Add(labels, kLatencySeconds);
     c.end_to_end_seconds = &end_to_end.Add(labels, kLatencySeconds);

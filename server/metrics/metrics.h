@@ -44,6 +44,7 @@ struct ClassMetrics {
   PerReason<prometheus::Counter> rejected{};  // at admission
   prometheus::Counter* met = nullptr;         // answered before its deadline, or without one
   prometheus::Counter* missed = nullptr;      // admitted, but answered late or expired
+  prometheus::Counter* degraded = nullptr;    // of met: with less than was asked for
   PerReason<prometheus::Counter> failed{};  // admitted, ended without an answer for another reason
   prometheus::Gauge* queued = nullptr;      // admitted, no step yet
   prometheus::Gauge* running = nullptr;     // in a step, or between two of them

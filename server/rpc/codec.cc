@@ -162,6 +162,7 @@ v1::LatencyClass LatencyClassOf(const LatencyClass& klass) {
   proto.set_deadline_us(Positive(klass.deadline));
   proto.set_tier(klass.tier);
   proto.set_runs_late(klass.on_late == OnLate::kRunLate);
+  proto.set_degrades(klass.on_late == OnLate::kDegrade);
   return proto;
 }
 
@@ -249,6 +250,8 @@ v1::ActionChunk ActionChunkOf(const ActInfo& info, const ActResult& result) {
   chunk.set_statistics_key(std::string(info.statistics_key));
   const Observation& observation = *info.observation;
   chunk.set_observation_version(observation.version);
+  chunk.set_flow_steps(result.denoise_steps);
+  if (result.degraded) chunk.add_degradation(v1::DEGRADATION_FEWER_FLOW_STEPS);
   chunk.mutable_state()->Assign(observation.state.begin(), observation.state.end());
   chunk.set_state_capture_time_ns(observation.state_capture_time_ns);
   return chunk;
@@ -297,6 +300,10 @@ absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_
     return InvalidField(Path(prefix, "flow_steps"), StrCat("is above ", kMaxFlowSteps));
   }
   fields.flow_steps = act.flow_steps();
+  if (act.least_flow_steps() > kMaxFlowSteps) {
+    return InvalidField(Path(prefix, "least_flow_steps"), StrCat("is above ", kMaxFlowSteps));
+  }
+  fields.least_flow_steps = act.least_flow_steps();
   return fields;
 }
 

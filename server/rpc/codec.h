@@ -68,6 +68,7 @@ struct ActFields {
   uint32_t samples = 1;
   float temperature = 0;
   uint32_t flow_steps = 0;
+  uint32_t least_flow_steps = 0;
 };
 absl::StatusOr<ActFields> ReadActFields(const v1::ActRequest& act, uint32_t max_samples,
                                         std::string_view prefix);

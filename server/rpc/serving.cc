@@ -259,7 +259,7 @@ bool Serving::IsTooLate(const Target& target, const v1::ActRequest& act, TimePoi
       catalog()->FindClass(act.latency_class(), target.klass, "act.latency_class");
   if (!fields.ok() || !klass.ok()) return true;
   const LatencyClass& latency = engine_.classes()[static_cast<size_t>(klass->value())];
-  return latency.on_late == OnLate::kReject &&
+  return latency.on_late != OnLate::kRunLate &&
          DeadlineOf(latency, *fields, arrival, call_deadline) <= now;
 }
 
@@ -387,6 +387,9 @@ absl::StatusOr<std::shared_ptr<const FlowInput>> Serving::ReadFlow(const Target&
     if (fields.flow_steps > 0) {
       return InvalidField(Path(prefix, "flow_steps"), "the model does not denoise");
     }
+    if (fields.least_flow_steps > 0) {
+      return InvalidField(Path(prefix, "least_flow_steps"), "the model does not denoise");
+    }
     if (act.noise_size() > 0) return InvalidField(Path(prefix, "noise"), "the model takes none");
     if (act.has_committed()) {
       return InvalidField(Path(prefix, "committed"), "the model does not denoise");
@@ -493,6 +496,7 @@ absl::StatusOr<ActRequest> Serving::PrepareAct(Session& session, const Target& t
   request.state = observation->state;
   ASSIGN_OR_RETURN(request.flow, ReadFlow(target, act, fields, observation->normalized, prefix));
   request.flow_steps = fields.flow_steps;
+  request.least_flow_steps = fields.least_flow_steps;
 
   info.act_id = act.id();
   info.arrival = arrival;

@@ -64,6 +64,7 @@ struct ActiveRequest {
   SessionUse* use = nullptr;  // of its session on the lane's worker, while not ended
   size_t position = 0;        // in lane->active, while not ended
   uint64_t order = 0;         // of admission
+  bool degraded = false;      // it has fewer denoise steps than it asked for
   uint32_t frames = 0;        // of the prompt, cached or not
   TimePoint deadline = kNever;
 
@@ -114,7 +115,7 @@ struct ActiveRequest {
     return begin < group ? group - begin : std::min(chunk, prompt_tokens() - begin);
   }
   uint32_t prompt_tokens() const { return request.timeline->num_tokens(); }
-  bool may_expire() const { return klass->on_late == OnLate::kReject && deadline != kNever; }
+  bool may_expire() const { return klass->on_late != OnLate::kRunLate && deadline != kNever; }
   bool expired(TimePoint at) const { return may_expire() && deadline <= at; }
   bool complete() const {
     if (prefix_only()) return prompt_done == prompt_tokens();

@@ -143,6 +143,7 @@ absl::StatusOr<Lane*> Scheduler::Impl::ChooseLane(ActiveRequest& r, TimePoint no
   if (best == nullptr) return refused;
   best->Estimate(r);
   if (!r.may_expire() || best_finish <= r.deadline) return best;
+  if (Degrade(r, *best, now)) return best;
   const WorkerState& worker = *FindWorker(best->options.worker);
   if (best->active.empty() && worker.in_flight.empty() &&
       now - best->observed_at > options_.probe_after) {
@@ -160,6 +161,30 @@ absl::StatusOr<Lane*> Scheduler::Impl::ChooseLane(ActiveRequest& r, TimePoint no
       kLeastRetry, r.request.arrival + alone.p99() > r.deadline ? options_.probe_after : late_by);
   return MakeError(absl::StatusCode::kDeadlineExceeded,
                    StrCat("predicted to finish ", late_by.count(), " us after its deadline"), info);
+}
+
+// Cuts the denoise steps of a request that would be late on `lane` to the most that are on time, as
+// far as its class and itself allow it. False: it is as it was.
+bool Scheduler::Impl::Degrade(ActiveRequest& r, const Lane& lane, TimePoint now) {
+  const uint32_t asked = r.request.action_tokens;
+  if (r.klass->on_late != OnLate::kDegrade || !r.denoises() || r.request.least_steps == 0) {
+    return false;
+  }
+  const TimePoint free_at = FreeFor(*FindWorker(lane.options.worker), r.klass->tier, now);
+  uint32_t fits = 0;
+  for (uint32_t low = r.request.least_steps, high = asked; low < high;) {  // of [low, high)
+    const uint32_t steps = fits == 0 ? low : low + (high - low) / 2;       // first whether any does
+    r.request.action_tokens = steps;
+    if (free_at + PredictFinish(r, lane, free_at, now).p99() <= r.deadline) {
+      fits = steps;
+      low = steps + 1;
+    } else {
+      high = steps;
+    }
+  }
+  r.request.action_tokens = fits > 0 ? fits : asked;
+  r.degraded = fits > 0;
+  return r.degraded;
 }
 
 absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {

@@ -53,6 +53,8 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
   outcome.timings.total = ToMicros(end - r.request.arrival);
   if (outcome.status.ok()) {
     outcome.late = r.deadline <= now;
+    if (r.denoises()) outcome.denoise_steps = r.request.action_tokens;
+    outcome.degraded = r.degraded;
     if (r.search) {
       for (BeamSearch::Hypothesis& h : r.search->Results()) {
         outcome.answers.push_back({std::move(h.tokens), h.stopped, h.log_prob, h.score, {}});

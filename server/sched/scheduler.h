@@ -79,6 +79,8 @@ struct Request {
   // Tokens of the answer, to decode per sample; at most, when there are stop tokens. Of a flow its
   // denoise steps; of a chunk from one pass 1; of a prefix 0.
   uint32_t action_tokens = 0;
+  // Of a flow: what a class that degrades may cut its steps to, so that it is on time; 0: nothing.
+  uint32_t least_steps = 0;
   std::shared_ptr<const FlowInput> flow;  // kFlow
   uint32_t samples = 1;
   float temperature = 0;  // 0: greedy
@@ -112,8 +114,10 @@ struct Outcome {
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
-  bool frame_cached = false;  // no encode was needed
-  bool late = false;          // finished after its deadline (class says run_late)
+  bool frame_cached = false;   // no encode was needed
+  bool late = false;           // finished after its deadline (class says run_late)
+  uint32_t denoise_steps = 0;  // of a flow
+  bool degraded = false;       // fewer than it asked for
 };
 
 struct SchedulerStats {

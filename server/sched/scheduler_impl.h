@@ -74,6 +74,7 @@ class Scheduler::Impl {
   TimeEstimate PredictFinish(const ActiveRequest& r, const Lane& lane, TimePoint free_at,
                              TimePoint now);
   absl::StatusOr<Lane*> ChooseLane(ActiveRequest& r, TimePoint now);
+  bool Degrade(ActiveRequest& r, const Lane& lane, TimePoint now);
   ActiveRequest* FindGivingWay(const ActiveRequest& r);
   void Bind(ActiveRequest& r, Lane& lane);
   void Unbind(ActiveRequest& r);

@@ -26,6 +26,7 @@ inline void RunFlowOperations(Random random) {
     options.lanes[0].vision_layers = EvenLayers(4);
     options.costs = {500, 2'000, 1'000, 100, 300, 0.2, 50};
   }
+  if (random.Below(2) == 0) options.scheduler.classes[0].on_late = OnLate::kDegrade;
   Simulation sim(options);
   for (int i = 0; i < 40 && !random.done(); ++i) {
     const auto model = static_cast<uint32_t>(random.Below(3));
@@ -48,6 +49,7 @@ inline void RunFlowOperations(Random random) {
     } else {
       spec.kind = AnswerKind::kFlow;
       spec.action_tokens = static_cast<uint32_t>(1 + random.Below(12));
+      spec.least_steps = static_cast<uint32_t>(random.Below(6));
       spec.samples = static_cast<uint32_t>(1 + random.Below(4));
       spec.timeline =
           sim.Prefix(random.Below(2) == 0 ? std::vector<uint64_t>{frame}

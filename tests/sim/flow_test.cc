@@ -82,6 +82,50 @@ TEST(Flow, OnePrefixPassWhateverTheStepsSeedsAndCalls) {
   EXPECT_GE(work.widest, 9u);  // both requests, at different steps of different counts
 }
 
+// A class that degrades gives a request as many denoise steps as are on time.
+TEST(Flow, FewerStepsRatherThanLate) {
+  Options options = FlowOptions();
+  options.scheduler.classes[kControl].on_late = OnLate::kDegrade;
+  Simulation sim(options);
+  const std::shared_ptr<const Timeline> prefix = sim.Prefix({1, 2}, 20, 1, 7);
+  for (int i = 0; i < 10; ++i) {  // its step times are learned
+    sim.Offer(Flow(prefix, 10));
+    sim.RunToIdle();
+  }
+  const Micros whole = sim.request(sim.requests().size() - 1).outcome->timings.total;
+  // `share` of what ten steps take, over a prompt that is known.
+  const auto offer = [&](uint32_t klass, double share, uint32_t least) -> const Tracked& {
+    Spec spec = Flow(prefix, 10);
+    spec.klass = klass;
+    spec.least_steps = least;
+    spec.deadline = Micros(static_cast<int64_t>(share * static_cast<double>(whole.count())));
+    const size_t request = sim.Offer(spec);
+    sim.RunToIdle();
+    return sim.request(request);
+  };
+  uint32_t before = 0;
+  for (const double share : {0.4, 0.6, 0.8}) {
+    const Tracked& cut = offer(kControl, share, 2);
+    ASSERT_TRUE(cut.ok()) << share << cut.offered;
+    EXPECT_TRUE(cut.outcome->degraded);
+    EXPECT_GT(cut.outcome->denoise_steps, before);
+    EXPECT_LT(cut.outcome->denoise_steps, 10u);
+    before = cut.outcome->denoise_steps;
+    // As many as fit: two more would not have.
+    EXPECT_GE(before + 2, static_cast<uint32_t>(share * 10)) << share;
+  }
+  const Tracked& in_time = offer(kControl, 2, 2);
+  ASSERT_TRUE(in_time.ok());
+  EXPECT_FALSE(in_time.outcome->degraded);
+  EXPECT_EQ(in_time.outcome->denoise_steps, 10u);
+  // Not below what it allows, nor when it allows nothing.
+  for (const uint32_t least : {8u, 0u}) {
+    const Tracked& refused = offer(kControl, 0.5, least);
+    EXPECT_EQ(GetErrorInfo(refused.offered).reason, Reason::kLate) << least;
+  }
+  sim.ExpectBaseline();
+}
+
 TEST(Flow, HitsOfAWholePromptCountOnce) {
   Simulation sim(FlowOptions());
   const std::shared_ptr<const Timeline> prefix = sim.Prefix({1, 2}, 20, 1, 7);

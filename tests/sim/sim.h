@@ -190,6 +190,7 @@ struct Spec {
   uint64_t session = 1;
   std::shared_ptr<const Timeline> timeline = nullptr;
   uint32_t action_tokens = 7;
+  uint32_t least_steps = 0;
   uint32_t samples = 1;
   float temperature = 0;
   uint64_t seed = 0;
@@ -379,7 +380,7 @@ class Simulation {
   void AddDevice(const LaneOptions& lane);
   std::vector<std::vector<int32_t>> Expected(const Tracked& request) const;
   static Chain ReadPrompt(const Timeline& timeline);
-  static void ExpectChunks(const Tracked& request);
+  void ExpectChunks(const Tracked& request);
   static std::vector<std::vector<int32_t>> ExpectedBeams(const Tracked& r, const Chain& prompt);
   Tracked* Find(RequestId id);
   FakeDevice& DeviceOf(const StepPlan& plan);
@@ -636,6 +637,7 @@ inline size_t Simulation::Offer(Spec spec) {
   request.timeline = spec.timeline;
   request.kind = spec.kind;
   request.action_tokens = spec.action_tokens;
+  request.least_steps = spec.least_steps;
   request.samples = spec.samples;
   request.temperature = spec.temperature;
   request.seed = spec.seed;
@@ -906,7 +908,7 @@ inline void Simulation::CheckPlan(const Worker& worker, const StepPlan& plan, Ti
     if (!plan.slice.first()) return;  // what a pass has begun, it carries on
     EXPECT_FALSE(r.outcome.has_value()) << "work for an ended request";
     const LatencyClass& klass = options_.scheduler.classes[r.spec.klass];
-    if (klass.on_late == OnLate::kReject) {
+    if (klass.on_late != OnLate::kRunLate) {
       EXPECT_GT(r.deadline, start) << "expired work runs";
     }
   };
@@ -1045,7 +1047,7 @@ inline void Simulation::Deliver() {
         EXPECT_EQ(r->tokens(), Expected(*r)) << "request " << r->id.value();
       }
     }
-    if (options_.scheduler.classes[r->spec.klass].on_late == OnLate::kReject) {
+    if (options_.scheduler.classes[r->spec.klass].on_late != OnLate::kRunLate) {
       EXPECT_LT(now_, r->deadline) << "a late answer passes for one on time";
       EXPECT_FALSE(r->outcome->late);
     } else {
@@ -1071,11 +1073,18 @@ inline void Simulation::ExpectChunks(const Tracked& r) {
   ASSERT_EQ(r.outcome->answers.size(), r.spec.samples);
   EXPECT_EQ(r.streamed, std::vector<std::vector<int32_t>>(r.spec.samples));
   const Chain prompt = ReadPrompt(*r.spec.timeline);
-  uint64_t latent = FirstLatent(r.spec.seed);
-  for (uint32_t i = 0; i < r.spec.action_tokens; ++i) {
-    latent = NextLatent(latent, prompt, i, r.spec.action_tokens);
-  }
   const bool flow = r.spec.kind == AnswerKind::kFlow;
+  const uint32_t steps = r.outcome->denoise_steps;
+  if (r.outcome->degraded) {
+    EXPECT_EQ(options_.scheduler.classes[r.spec.klass].on_late, OnLate::kDegrade);
+    EXPECT_GT(r.spec.least_steps, 0u);
+    EXPECT_GE(steps, r.spec.least_steps);
+    EXPECT_LT(steps, r.spec.action_tokens);
+  } else {
+    EXPECT_EQ(steps, flow ? r.spec.action_tokens : 0);
+  }
+  uint64_t latent = FirstLatent(r.spec.seed);
+  for (uint32_t i = 0; i < steps; ++i) latent = NextLatent(latent, prompt, i, steps);
   EXPECT_EQ(r.outcome->answers[0].chunk, ChunkOf(flow ? latent : prompt.state))
       << "request " << r.id.value();
   // Seeds of further samples are the scheduler's to choose.

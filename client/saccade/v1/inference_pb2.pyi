@@ -10,6 +10,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 COMMIT_MODE_INPAINT: CommitMode
 COMMIT_MODE_PER_ACTION_TIME: CommitMode
 COMMIT_MODE_UNSPECIFIED: CommitMode
+DEGRADATION_FEWER_FLOW_STEPS: Degradation
 DEGRADATION_UNSPECIFIED: Degradation
 DESCRIPTOR: _descriptor.FileDescriptor
 FINISH_REASON_LENGTH: FinishReason
@@ -29,12 +30,13 @@ PIXEL_FORMAT_RGB8: PixelFormat
 PIXEL_FORMAT_UNSPECIFIED: PixelFormat
 
 class ActRequest(_message.Message):
-    __slots__ = ["committed", "deadline_us", "flow_steps", "id", "latency_class", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
+    __slots__ = ["committed", "deadline_us", "flow_steps", "id", "latency_class", "least_flow_steps", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
     FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAME_AGE_US_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -45,20 +47,22 @@ class ActRequest(_message.Message):
     flow_steps: int
     id: int
     latency_class: str
+    least_flow_steps: int
     max_frame_age_us: int
     noise: _containers.RepeatedScalarFieldContainer[float]
     samples: int
     seed: int
     temperature: float
-    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., flow_steps: _Optional[int] = ..., noise: _Optional[_Iterable[float]] = ..., committed: _Optional[_Union[CommittedActions, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., latency_class: _Optional[str] = ..., deadline_us: _Optional[int] = ..., max_frame_age_us: _Optional[int] = ..., samples: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., flow_steps: _Optional[int] = ..., noise: _Optional[_Iterable[float]] = ..., committed: _Optional[_Union[CommittedActions, _Mapping]] = ..., least_flow_steps: _Optional[int] = ...) -> None: ...
 
 class ActionChunk(_message.Message):
-    __slots__ = ["act_id", "action_space", "deadline_met", "deadline_us", "degradation", "frames", "frames_cached", "late", "latency_class", "observation_version", "samples", "state", "state_capture_time_ns", "statistics_key", "timings", "tokens"]
+    __slots__ = ["act_id", "action_space", "deadline_met", "deadline_us", "degradation", "flow_steps", "frames", "frames_cached", "late", "latency_class", "observation_version", "samples", "state", "state_capture_time_ns", "statistics_key", "timings", "tokens"]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACT_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MET_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
     DEGRADATION_FIELD_NUMBER: _ClassVar[int]
+    FLOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_CACHED_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +79,7 @@ class ActionChunk(_message.Message):
     deadline_met: bool
     deadline_us: int
     degradation: _containers.RepeatedScalarFieldContainer[Degradation]
+    flow_steps: int
     frames: _containers.RepeatedCompositeFieldContainer[FrameUsed]
     frames_cached: bool
     late: bool
@@ -86,7 +91,7 @@ class ActionChunk(_message.Message):
     statistics_key: str
     timings: Timings
     tokens: _containers.RepeatedCompositeFieldContainer[ModalityTokens]
-    def __init__(self, act_id: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ActionSample, _Mapping]]] = ..., action_space: _Optional[_Union[_models_pb2.ActionSpace, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[FrameUsed, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[ModalityTokens, _Mapping]]] = ..., frames_cached: bool = ..., deadline_us: _Optional[int] = ..., deadline_met: bool = ..., late: bool = ..., degradation: _Optional[_Iterable[_Union[Degradation, str]]] = ..., latency_class: _Optional[str] = ..., statistics_key: _Optional[str] = ..., observation_version: _Optional[int] = ..., state: _Optional[_Iterable[float]] = ..., state_capture_time_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, act_id: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[ActionSample, _Mapping]]] = ..., action_space: _Optional[_Union[_models_pb2.ActionSpace, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[FrameUsed, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[ModalityTokens, _Mapping]]] = ..., frames_cached: bool = ..., deadline_us: _Optional[int] = ..., deadline_met: bool = ..., late: bool = ..., degradation: _Optional[_Iterable[_Union[Degradation, str]]] = ..., latency_class: _Optional[str] = ..., statistics_key: _Optional[str] = ..., observation_version: _Optional[int] = ..., state: _Optional[_Iterable[float]] = ..., state_capture_time_ns: _Optional[int] = ..., flow_steps: _Optional[int] = ...) -> None: ...
 
 class ActionSample(_message.Message):
     __slots__ = ["normalized", "token_ids", "values"]

@@ -30,16 +30,18 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_us: _Optional[int] = ..., ready: bool = ..., draining: bool = ..., sessions: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., classes: _Optional[_Iterable[_Union[LatencyClass, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class LatencyClass(_message.Message):
-    __slots__ = ["deadline_us", "name", "runs_late", "tier"]
+    __slots__ = ["deadline_us", "degrades", "name", "runs_late", "tier"]
     DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    DEGRADES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RUNS_LATE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     deadline_us: int
+    degrades: bool
     name: str
     runs_late: bool
     tier: int
-    def __init__(self, name: _Optional[str] = ..., deadline_us: _Optional[int] = ..., tier: _Optional[int] = ..., runs_late: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., deadline_us: _Optional[int] = ..., tier: _Optional[int] = ..., runs_late: bool = ..., degrades: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["acts_in_flight", "acts_per_s", "frames_per_s", "max_beams", "max_image_bytes", "max_instruction_bytes", "max_instruction_tokens", "max_message_bytes", "max_new_tokens", "max_pixels", "max_samples", "messages_per_s", "outbox_messages", "pixels_per_s", "session_idle_s", "sessions_per_peer"]
