@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import phrases
+import view
 import world
 
 GROUPS: tuple[str, ...] = tuple(phrases.GROUPS)
@@ -21,9 +21,8 @@ MODES = ("policy", "shuffled", "blank")
 STRESSES = ("none",)
 CAMERAS = ("top", "wide", "before")
 BEFORE_STEPS = 2  # how much older "before" is
-BLANK = 100  # the grey of a blank picture
 
-Array = np.ndarray[Any, np.dtype[np.uint8]]
+Array = view.Array
 
 
 class Episode:
@@ -53,11 +52,11 @@ class Episode:
         self._env = world.make_env(group, seed)
         self._judge = world.Judge(self._env, group)
         self._over = False
-        self._tops: deque[Array] = deque(maxlen=BEFORE_STEPS + 1)
+        self._shots: deque[view.Snapshot] = deque(maxlen=BEFORE_STEPS + 1)
         self._look()
 
     def _look(self) -> None:
-        self._tops.append(self._env.frame())
+        self._shots.append(self._env.snapshot())
 
     def instruction(self) -> str:
         """What the driver is told now, without the speed."""
@@ -74,16 +73,10 @@ class Episode:
             if camera not in CAMERAS:
                 raise ValueError(f"camera {camera!r} is none of {', '.join(CAMERAS)}")
             if self.mode == "blank":
-                pictures[camera] = np.full((224, 224, 3), BLANK, np.uint8)
-            elif camera == "top":
-                pictures[camera] = self._tops[-1]
-            elif camera == "before":
-                pictures[camera] = self._tops[0]
+                pictures[camera] = view.blank()
             else:
-                surface = self._env.viewer.sim_surface
-                surface.scaling /= 2
-                pictures[camera] = self._env.frame()
-                surface.scaling *= 2
+                shot = self._shots[0 if camera == "before" else -1]
+                pictures[camera] = world.PAINTERS["wide" if camera == "wide" else "top"].paint(shot)
         return pictures
 
     def state(self) -> list[float]:
@@ -129,5 +122,4 @@ class Episode:
 
     def close(self) -> None:
         """Frees the scene."""
-        self._env.viewer = None  # its close() would end pygame for every other episode
         self._env.close()
