@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -282,7 +282,7 @@ class _Workers:
             self._slots.append(self._job.sessions // n + (i < self._job.sessions % n))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *reason: object) -> None:
         for connection, _ in self._links:
             connection.close()
         for _, process in self._links:
@@ -305,13 +305,13 @@ class _Workers:
                 if waiting and busy[i] == slot < self._slots[i]:
                     self._links[i][0].send(waiting.pop())
                     busy[i] += 1
-        by_connection = {connection: i for i, (connection, _) in enumerate(self._links)}
         while any(busy.values()):
-            for ready in wait([c for c, i in by_connection.items() if busy[i]]):
-                assert isinstance(ready, Connection)
-                i = by_connection[ready]
+            ready = wait([self._links[i][0] for i, n in busy.items() if n])
+            for i, (connection, _) in enumerate(self._links):
+                if connection not in ready:
+                    continue
                 try:
-                    answer = ready.recv()
+                    answer = connection.recv()
                 except EOFError:
                     raise errors.SaccadeError("a worker of the evaluation died") from None
                 if isinstance(answer, BaseException):
@@ -323,17 +323,8 @@ class _Workers:
 
 def _work(job: Job, link: Connection) -> None:
     """A worker process: drives what it is sent until the other end closes."""
-    with _quiet():
+    with suppress(KeyboardInterrupt):  # the parent handles it
         asyncio.run(_serve(job, link))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ctrl-C is the parent's to handle."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
 
 
 async def _serve(job: Job, link: Connection) -> None:

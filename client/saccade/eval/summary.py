@@ -62,7 +62,7 @@ def paired_with(
 def _setting(
     episodes: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    groups = dict.fromkeys(str(e["group"]) for e in episodes)
+    groups = sorted({str(e["group"]) for e in episodes})
     calls = sum(e["calls"] for e in episodes)
     tokens: dict[str, list[int]] = {}
     for episode in episodes:
