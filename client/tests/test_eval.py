@@ -176,6 +176,7 @@ class LaneEpisode:
     def __init__(self, group: str, seed: int) -> None:
         self.group, self.seed, self.step = group, seed, 0
         self.actions: list[list[float]] = []
+        self.ages: list[tuple[int, float]] = []
         self.closed = False
 
     def instruction(self) -> str:
@@ -184,7 +185,9 @@ class LaneEpisode:
     def speed(self) -> float:
         return 10.4
 
-    def frames(self, cameras: Sequence[str]) -> Mapping[str, worlds.Picture]:
+    def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> Mapping[str, worlds.Picture]:
+        assert 0 <= age_s < self.dt_s
+        self.ages.append((self.step, age_s))
         return {c: np.full((2, 2, 3), self.step, np.uint8) for c in cameras}
 
     def state(self) -> list[float]:
@@ -308,6 +311,16 @@ def test_stale_pictures_with_the_newest_of_all_else() -> None:
     assert [a["seen"] for a in probes] == [8, 16]
     assert record.errors == pytest.approx([0, 0, 0.2, 0.2, 0.2, 0.2], abs=1e-6)
     assert record.calls == 10  # without those
+
+
+def test_stale_pictures_between_two_steps() -> None:
+    policy = Policy()
+    drive(policy, "stale=300")
+    stale = [a for a in policy.asked if a["age_s"]]
+    assert [a["seen"] for a in stale] == list(range(1, 18, 2))
+    assert {round(a["age_s"], 9) for a in stale} == {0.3}
+    taken = [(step, round(age, 9)) for step, age in Lane.made[0].ages if age]
+    assert taken == [(step, 0.1) for step in range(1, 20, 2)]
 
 
 def test_a_longer_wait_between_requests() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -95,6 +94,8 @@ class _Plan:
 @dataclass(frozen=True)
 class _Seen:
     step: int
+    age_s: float
+    """Of the pictures, in that step."""
     at_ns: int
     pictures: Mapping[str, Picture]
 
@@ -232,7 +233,8 @@ async def _loop(
     probe: _Probe | None,
     watch: Watcher | None,
 ) -> None:
-    delay = math.ceil(setting.stale_ms * 1e-3 / episode.dt_s - 1e-9)
+    # A picture of the step that many before, and that much older than it.
+    delay, age_ms = divmod(setting.stale_ms, round(episode.dt_s * 1e3))
     seen: deque[_Seen] = deque(maxlen=delay + 1)
     plan: _Plan | None = None
     asked: asyncio.Future[types.Actions] | None = None
@@ -242,18 +244,15 @@ async def _loop(
         step = episode.step
         await clock.tick(step)
         due = step % setting.replan == 0
-        probing = probe is not None and probe.is_due(step)
-        # A picture is taken where this or a later step shows it to the model.
-        if step == 0 or (step + delay) % setting.replan == 0 or probing or watch is not None:
-            cameras = dict.fromkeys(link.cameras + (probe.cameras if probe else ()))
-            seen.append(_Seen(step, time.monotonic_ns(), episode.frames(tuple(cameras))))
+        if step == 0 or (step + delay) % setting.replan == 0:
+            seen.append(_look(episode, link.cameras, age_ms * 1e-3 if step else 0.0))
         if due and asked is None:
-            then = _as_of(seen, step - delay)
-            link.tell(episode, then, (step - then.step) * episode.dt_s)
+            then = next((s for s in reversed(seen) if s.step <= step - delay), seen[0])
+            link.tell(episode, then, (step - then.step) * episode.dt_s + then.age_s)
             asked, asked_at = link.ask(setting, episode), step
             record.calls += 1
-        if probing and probe is not None:
-            probe.ask(episode, seen[-1])
+        if probe is not None and probe.is_due(step):
+            probe.ask(episode, _look(episode, probe.cameras, 0.0))
         answer = None
         if asked is not None:
             try:
@@ -277,15 +276,16 @@ async def _loop(
             if error is not None:
                 record.errors.append(round(error, 5))
         if watch is not None:
-            watch.step(episode, seen[-1].pictures, answer, action)
+            watch.step(episode, _look(episode, link.cameras, 0.0).pictures, answer, action)
         over = episode.drive([float(value) for value in action])
     if asked is not None:
         asked.cancel()
 
 
-def _as_of(seen: deque[_Seen], step: int) -> _Seen:
-    """The newest picture that is not of after that step; the first one at the start."""
-    return next((s for s in reversed(seen) if s.step <= step), seen[0])
+def _look(episode: Episode, cameras: tuple[str, ...], age_s: float) -> _Seen:
+    asked = tuple(dict.fromkeys(cameras))
+    pictures = episode.frames(asked, age_s) if age_s else episode.frames(asked)
+    return _Seen(episode.step, age_s, time.monotonic_ns(), pictures)
 
 
 def _note(record: Record, answer: types.Actions) -> None:

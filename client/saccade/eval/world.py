@@ -30,8 +30,8 @@ class Episode(Protocol):
     def speed(self) -> float:
         """m/s."""
 
-    def frames(self, cameras: Sequence[str]) -> Mapping[str, Picture]:
-        """RGB pictures by camera."""
+    def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> Mapping[str, Picture]:
+        """RGB pictures by camera, taken that long ago, which is less than ``dt_s``."""
 
     def state(self) -> list[float]:
         """For a model that takes one."""
