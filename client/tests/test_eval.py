@@ -221,6 +221,8 @@ class Policy:
             cameras=(types.Camera("observation.images.top", 2, 2, True),),
         )
         self.fail = dict(fail or {})
+        self.mixed_up = 0
+        self.refused: list[errors.RequestFailed] = []
         self.opened: list[str] = []
         self.asked: list[dict[str, Any]] = []
 
@@ -237,6 +239,7 @@ class Asked:
 
     def __init__(self, policy: Policy, name: str) -> None:
         self.model = policy.model
+        self.message_errors = policy.refused
         self._policy, self._name = policy, name
         self._told: dict[str, Any] = {}
 
@@ -249,7 +252,7 @@ class Asked:
     def send_frame(
         self, image: npt.NDArray[np.uint8], camera: str, capture_time_ns: int, age_s: float
     ) -> None:
-        self._told.update(seen=int(image[0, 0, 0]), camera=camera, age_s=age_s)
+        self._told.update(seen=int(image[0, 0, 0]), camera=camera, age_s=age_s, at=capture_time_ns)
 
     def act_async(self, **how: Any) -> asyncio.Future[types.Actions]:
         future: asyncio.Future[types.Actions] = asyncio.get_running_loop().create_future()
@@ -262,9 +265,20 @@ class Asked:
         sample = types.ActionSample(values, (values / 10).astype(np.float32), np.zeros(0, np.int32))
         tokens = {"vision": types.ModalityTokens(256, 128), "text": types.ModalityTokens(20, 0)}
         timings = types.Timings(0, 0, 0, 0, 0.01, 0)
+        frame = types.FrameUsed("", self._told["at"] + self._policy.mixed_up, 0.0)
         future.set_result(
             types.Actions(
-                (sample,), SPACE, (), timings, tokens, False, 0, True, False, "best_effort", ""
+                (sample,),
+                SPACE,
+                (frame,),
+                timings,
+                tokens,
+                False,
+                0,
+                True,
+                False,
+                "best_effort",
+                "",
             )
         )
         return future
@@ -349,6 +363,14 @@ def test_what_is_wrong_ends_the_drive() -> None:
     wrong = errors.InvalidInput("bad", code="INVALID_ARGUMENT", reason="INVALID_INPUT")
     with pytest.raises(errors.InvalidInput):
         drive(Policy(fail={0: wrong}), "full")
+    policy = Policy()
+    policy.refused.append(wrong)  # a frame, say
+    with pytest.raises(errors.InvalidInput):
+        drive(policy, "full")
+    policy = Policy()
+    policy.mixed_up = 1
+    with pytest.raises(errors.SaccadeError, match="other pictures"):
+        drive(policy, "full")
 
 
 def test_noise_follows_from_the_episode_alone() -> None:

@@ -108,6 +108,7 @@ class _Link:
         self.session = session
         self._jpeg = jpeg
         self._takes_state = model.state_dim > 0
+        self._asked_of = 0
         self._names = {c.name: _world_camera(c.name, cameras) for c in model.cameras}
 
     @property
@@ -123,6 +124,7 @@ class _Link:
         self.session.set_instruction(text)
         if self._takes_state:
             self.session.set_state(episode.state())
+        self._asked_of = seen.at_ns
         for name, camera in self._names.items():
             picture = seen.pictures[camera]
             self.session.send_frame(
@@ -131,6 +133,13 @@ class _Link:
                 capture_time_ns=seen.at_ns,
                 age_s=age_s,
             )
+
+    def check(self, answer: types.Actions) -> None:
+        """Nothing that was told was refused, and the answer is of these pictures."""
+        if self.session.message_errors:
+            raise self.session.message_errors[0]
+        if any(frame.capture_time_ns != self._asked_of for frame in answer.frames):
+            raise errors.SaccadeError("an answer is of other pictures than it was asked for")
 
     def ask(self, setting: Setting, episode: Episode) -> asyncio.Future[types.Actions]:
         """The noise of a model that denoises follows from the episode and the step alone."""
@@ -218,6 +227,7 @@ class _Probe:
         if self._asked is not None:
             answer = await self._asked
             self._asked = None
+            self._link.check(answer)
             self._plan = _Plan(step, answer.values, answer.samples[0].normalized)
         if self._plan is None or done is None or step - self._plan.step >= REPLAN_STEPS:
             return None
@@ -264,6 +274,7 @@ async def _loop(
                 asked = None
         if answer is not None:
             asked = None
+            link.check(answer)
             _note(record, answer)
             plan = _Plan(asked_at, answer.values, answer.samples[0].normalized)
         action = (
