@@ -157,6 +157,7 @@ def test_what_cannot_be_evaluated_is_said(
         (("--settings", "stale=soon"), "no number"),
         (("--settings", "model=unknown", "--out", str(tmp_path / "x")), "no model unknown"),
         (("--settings", "pace=slow", "--out", str(tmp_path / "x")), "no pace slow"),
+        (("--settings", "load=5", "--out", str(tmp_path / "x")), "needs a pace"),
         (("--seeds", "5:5"), "no seeds"),
         (("--world", str(tmp_path / "no.py")), "no world"),
     ):

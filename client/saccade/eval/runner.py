@@ -200,6 +200,8 @@ def _claim(job: Job, folder: Path) -> None:
         version = client.status().version
     if unknown := sorted({s.pace for s in job.settings} - set(driving.CLOCKS)):
         raise ValueError(f"no pace {', '.join(unknown)}, but {', '.join(driving.CLOCKS)}")
+    if any(s.load and s.pace == "fast" for s in job.settings):
+        raise ValueError("a load needs a pace: where every answer is waited for, none is late")
     names = {s.model or job.model for s in job.settings} | {job.model}
     if unknown := sorted(names - set(served)):
         raise ValueError(f"the server has no model {', '.join(unknown)}, but {', '.join(served)}")
