@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from conftest import BINARY, ROOT, RunningServer
 
+sys.path.insert(0, str(ROOT / "deploy" / "demo"))
+import evaluation
+
 WORLD = """
 import numpy as np
 
@@ -168,6 +171,31 @@ def test_what_cannot_be_evaluated_is_said(
     done = evaluate(server, world, tmp_path / "y", "--seeds", "1:2")
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_the_table_goes_between_its_markers(
+    server: RunningServer, world: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = evaluate(
+        server, world, out, "--seeds", "1:4", "--settings", "replan=3,mode=blank", "--json"
+    )
+    result = json.loads(done.stdout)
+    result["settings"][1]["paired"]["ratio"] = 0.9
+    readme = tmp_path / "README.md"
+    readme.write_text("# kv\n\nbefore\n")
+    evaluation.write_table({"highway_demo": result}, readme, 0.01)
+    once = readme.read_text()
+    assert once.startswith("# kv\n\nbefore\n\n## ")
+    assert "| replan=3 |" in once
+    assert "off by default: `replan=3`." in once  # a control is no setting to be on or off
+    assert "seeds 1 to 3" in once
+    readme.write_text(once + "\nafter\n")
+    result["settings"][1]["paired"]["ratio"] = 0.99
+    evaluation.write_table({"highway_demo": result}, readme, 0.01)
+    again = readme.read_text()
+    assert "off by default: none." in again
+    assert again.replace("none.", "`replan=3`.") == once + "\nafter\n"
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("highway_env"), reason="highway-env is missing")
