@@ -191,7 +191,7 @@ class LaneEpisode:
         return {c: np.full((2, 2, 3), self.step, np.uint8) for c in cameras}
 
     def state(self) -> list[float]:
-        return [float(self.step)]
+        return [float(self.step), 0.25]
 
     def drive(self, action: Sequence[float]) -> bool:
         self.actions.append(list(action))

@@ -107,7 +107,7 @@ class _Link:
         model = session.model
         self.session = session
         self._jpeg = jpeg
-        self._takes_state = model.state_dim > 0
+        self._state_dim = model.state_dim
         self._asked_of = 0
         self._names = {c.name: _world_camera(c.name, cameras) for c in model.cameras}
 
@@ -119,11 +119,11 @@ class _Link:
     def tell(self, episode: Episode, seen: _Seen, age_s: float) -> None:
         """The observation of a request: these pictures; all else as it is now."""
         text = episode.instruction()
-        if not self._takes_state:
+        if not self._state_dim:
             text = f"{text}, speed {round(episode.speed())}"
         self.session.set_instruction(text)
-        if self._takes_state:
-            self.session.set_state(episode.state())
+        if self._state_dim:
+            self.session.set_state(episode.state()[: self._state_dim])
         self._asked_of = seen.at_ns
         for name, camera in self._names.items():
             picture = seen.pictures[camera]

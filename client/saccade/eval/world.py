@@ -34,7 +34,7 @@ class Episode(Protocol):
         """RGB pictures by camera, taken that long ago, which is less than ``dt_s``."""
 
     def state(self) -> list[float]:
-        """For a model that takes one."""
+        """For a model that takes one: as many of its first values as it takes."""
 
     def drive(self, action: Sequence[float]) -> bool:
         """Carries out one action for ``dt_s``; True when the episode is over."""
