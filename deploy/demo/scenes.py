@@ -52,7 +52,7 @@ class Episode:
         self._env = world.make_env(group, seed)
         self._judge = world.Judge(self._env, group)
         self._over = False
-        self._shots: deque[view.Snapshot] = deque(maxlen=BEFORE_STEPS + 1)
+        self._shots: deque[view.Snapshot] = deque(maxlen=BEFORE_STEPS + 2)
         self._look()
 
     def _look(self) -> None:
@@ -66,8 +66,11 @@ class Episode:
         """The car's, m/s."""
         return float(self._env.vehicle.speed)
 
-    def frames(self, cameras: Sequence[str]) -> dict[str, Array]:
-        """RGB pictures [224, 224, 3] by camera: "top", "wide" (half the scale), "before" (top, 0.4 s ago)."""
+    def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> dict[str, Array]:
+        """RGB pictures [224, 224, 3] by camera: "top", "wide" (half the scale), "before" (top, 0.4 s ago).
+
+        All of them age_s ago, which is less than a step.
+        """
         pictures: dict[str, Array] = {}
         for camera in cameras:
             if camera not in CAMERAS:
@@ -75,9 +78,17 @@ class Episode:
             if self.mode == "blank":
                 pictures[camera] = view.blank()
             else:
-                shot = self._shots[0 if camera == "before" else -1]
+                shot = self._shot(BEFORE_STEPS if camera == "before" else 0, age_s)
                 pictures[camera] = world.PAINTERS["wide" if camera == "wide" else "top"].paint(shot)
         return pictures
+
+    def _shot(self, steps: int, age_s: float) -> view.Snapshot:
+        """Of that long ago; the first one before there was any."""
+        last = len(self._shots) - 1
+        later, earlier = max(0, last - steps), max(0, last - steps - 1)
+        if not age_s or later == earlier:
+            return self._shots[later]
+        return view.between(self._shots[earlier], self._shots[later], 1 - age_s / self.dt_s)
 
     def state(self) -> list[float]:
         """Speed [m/s], heading [rad], lateral offset to the nearest lane's centre [m]."""
