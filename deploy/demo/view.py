@@ -67,6 +67,7 @@ class Ground:
     cell_m: float
     top: float  # the road's edges; no texture between them
     bottom: float
+    paved: tuple[float, float, float, float] | None = None  # x0, x1, y0, y1: neither there
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,11 @@ class Painter:
         rows = np.floor(y / ground.cell_m).astype(int) % cells
         beside = (y < ground.top) | (y > ground.bottom)
         levels = np.where(beside[:, None], ground.tile[rows[:, None], columns[None, :]], GREY[0])
+        if ground.paved is not None:
+            x0, x1, y0, y1 = ground.paved
+            x = ox + centres
+            paved = ((y > y0) & (y < y1))[:, None] & ((x > x0) & (x < x1))[None, :]
+            levels = np.where(paved, GREY[0], levels)
         rgb = np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
         self._surface.blit(pygame.image.frombuffer(rgb.tobytes(), (SIZE, SIZE), "RGB"), (0, 0))
 
