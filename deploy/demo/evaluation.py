@@ -22,7 +22,7 @@ from typing import Any
 from saccade import Client
 from saccade.eval import Job, parse, run, summarise, with_baselines
 from saccade.eval.command import seeds
-from saccade.eval.summary import honesty, markdown, terminal
+from saccade.eval.summary import honesty, markdown, shown, terminal
 from saccade.eval.world import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -290,7 +290,7 @@ def write_table(results: dict[str, dict[str, Any]], readme: Path, margin: float)
     for model, result in results.items():
         driven = [r for r in result["settings"] if r["n"]]
         off = [
-            r["name"]
+            shown(r)
             for r in driven
             if r["knobs"]["mode"] == "policy"
             and r["knobs"]["stress"] == "none"

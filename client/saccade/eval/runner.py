@@ -116,7 +116,7 @@ class Progress:
     def add(self, record: Mapping[str, Any]) -> None:
         """One more."""
         self._done += 1
-        self._calls += record["calls"]
+        self._calls += record["calls"] + record["probes"]
         now = time.monotonic()
         if now - self._shown >= (0.2 if self._live else 10.0):
             self._shown = now
@@ -170,16 +170,16 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
                 break
             before = _scrape(job)
             start = time.monotonic()
-            calls = 0
+            requests = 0
             for record in workers.drive(block, end):
                 write(record)
-                calls += record["calls"]
+                requests += record["calls"] + record["probes"]
                 progress.add(record)
             after = _scrape(job)
             window = {"setting": block[0].setting.name, "seconds": time.monotonic() - start}
             if before is not None and after is not None:
                 window.update(measure(Window(after, before)))
-            write({"window": {**window, "calls": calls}})
+            write({"window": {**window, "requests": requests}})
         progress.end()
     return read(folder)
 
