@@ -389,7 +389,7 @@ def test_another_clock_lets_answers_be_late(monkeypatch: pytest.MonkeyPatch) -> 
     class Slow:
         """Every answer comes a step later."""
 
-        def __init__(self, dt_s: float) -> None:
+        def __init__(self, dt_s: float, budget_s: float) -> None:
             self._asked: list[object] = []
 
         async def tick(self, step: int) -> None:
@@ -401,12 +401,16 @@ def test_another_clock_lets_answers_be_late(monkeypatch: pytest.MonkeyPatch) -> 
             self._asked.append(asked)
             return None
 
+        def notes(self) -> Mapping[str, float]:
+            return {"waited": 3.0}
+
     monkeypatch.setitem(driving.CLOCKS, "real", Slow)
     policy = Policy()
     record = drive(policy, "pace=real")
     actions = [a[0] for a in Lane.made[0].actions]
     assert actions[:6] == [0, 1, 2, 3, 4, 5]  # the rows of the step, whenever the chunk came
     assert record.continued == 10
+    assert record.world["waited"] == 3
     assert policy.opened == ["base"]  # and nothing else that would take the server's time
 
 

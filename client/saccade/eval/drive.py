@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade import aio, errors, images, types
+from saccade.eval.realtime import RealClock, budget_s
 from saccade.eval.settings import REPLAN_STEPS, Setting
 from saccade.eval.world import Episode, Picture, World
 
@@ -31,11 +32,14 @@ class Clock(Protocol):
     async def answer(self, asked: asyncio.Future[types.Actions]) -> types.Actions | None:
         """Waits for it as long as the step allows; None: not there yet, the last chunk goes on."""
 
+    def notes(self) -> Mapping[str, float]:
+        """What is to be known of the time that passed, for the record."""
+
 
 class FastClock:
     """Faster than real time: a step lasts until its answer is there."""
 
-    def __init__(self, dt_s: float) -> None:
+    def __init__(self, dt_s: float, budget_s: float) -> None:
         pass
 
     async def tick(self, step: int) -> None:
@@ -45,9 +49,13 @@ class FastClock:
         """Always there."""
         return await asked
 
+    def notes(self) -> Mapping[str, float]:
+        """Nothing."""
+        return {}
 
-CLOCKS: dict[str, Callable[[float], Clock]] = {"fast": FastClock}
-"""By a setting's pace; made with the seconds of a step, one for each episode."""
+
+CLOCKS: dict[str, Callable[[float, float], Clock]] = {"fast": FastClock, "real": RealClock}
+"""By a setting's pace; made, one for each episode, with the seconds of a step and those that an answer has."""
 
 
 @dataclass
@@ -187,7 +195,7 @@ async def drive(
         group, seed, level=setting.level, stress=setting.stress, mode=setting.mode
     )
     cameras = tuple(world.CAMERAS)
-    clock = CLOCKS[setting.pace](episode.dt_s)
+    clock = CLOCKS[setting.pace](episode.dt_s, budget_s(setting.stale_ms, episode.dt_s))
     try:
         async with client.session(setting.model or model) as session:
             link = _Link(session, cameras, jpeg)
@@ -199,7 +207,7 @@ async def drive(
             else:
                 await _loop(episode, setting, link, clock, record, None, watch)
         record.ok, record.why = episode.verdict()
-        record.world = dict(episode.record())
+        record.world = {**episode.record(), **clock.notes()}
     finally:
         episode.close()
     return record

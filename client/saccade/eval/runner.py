@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +24,7 @@ from saccade import aio, errors, exposition
 from saccade.client import Client
 from saccade.credentials import Credentials
 from saccade.eval import drive as driving
+from saccade.eval import realtime, served
 from saccade.eval import world as worlds
 from saccade.eval.settings import Setting
 from saccade.exposition import Scrape, Window
@@ -168,15 +169,20 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
         for block in filter(None, tasks):
             if time.monotonic() >= end:
                 break
-            before = _scrape(job)
-            start = time.monotonic()
+            setting = block[0].setting
+            window: dict[str, Any] = {"setting": setting.name}
             requests = 0
-            for record in workers.drive(block, end):
-                write(record)
-                requests += record["calls"] + record["probes"]
-                progress.add(record)
-            after = _scrape(job)
-            window = {"setting": block[0].setting.name, "seconds": time.monotonic() - start}
+            with _load(job, setting) as load:
+                before = _scrape(job)
+                start = time.monotonic()
+                for record in workers.drive(block, end):
+                    write(record)
+                    requests += record["calls"] + record["probes"]
+                    progress.add(record)
+                after = _scrape(job)
+                window["seconds"] = time.monotonic() - start
+            if load is not None:
+                window["load"] = realtime.as_entry(load.heard)
             if before is not None and after is not None:
                 window.update(measure(Window(after, before)))
             write({"window": {**window, "requests": requests}})
@@ -235,6 +241,12 @@ def _claim(job: Job, folder: Path) -> None:
     path.write_text(json.dumps(want, indent=1) + "\n")
 
 
+def _load(job: Job, setting: Setting) -> AbstractContextManager[realtime.Load | None]:
+    if not setting.load:
+        return nullcontext()
+    return realtime.Load(job.address, setting.model or job.model, setting.load, job.credentials)
+
+
 def _scrape(job: Job) -> Scrape | None:
     if not job.metrics:
         return None
@@ -256,6 +268,7 @@ def measure(window: Window) -> dict[str, Any]:
         "rows": total("saccade_batch_rows"),
         "steps": {k: total(metric, kind=k) for k in window.values(f"{metric}_count", "kind")},
     }
+    found["served"] = served.measure(window)
     cpu = window.increase("process_cpu_seconds_total")
     if cpu is not None:
         found["cpu_s"] = cpu
