@@ -285,25 +285,25 @@ def table(args: argparse.Namespace) -> int:
     return 0 if least >= 6 * len(wanted) else 3
 
 
+def _is_a_choice(row: dict[str, Any]) -> bool:
+    """A setting that a server could run with: no control, no stress, no load of others."""
+    knobs = row["knobs"]
+    return knobs["mode"] == "policy" and knobs["stress"] == "none" and not knobs["load"]
+
+
 def write_table(results: dict[str, dict[str, Any]], readme: Path, margin: float) -> None:
     """Between its markers; at the end of a README without them."""
     parts = []
     for model, result in results.items():
         driven = [r for r in result["settings"] if r["n"]]
-        off = [
-            shown(r)
-            for r in driven
-            if r["knobs"]["mode"] == "policy"
-            and r["knobs"]["stress"] == "none"
-            and "paired" in r
-            and r["paired"]["ratio"] < 1 - margin
-        ]
-        worst = max((r for r in driven if "paired" in r), key=lambda r: -r["n"], default=None)
+        judged = [r for r in driven if "paired" in r and _is_a_choice(r)]
+        off = [shown(r) for r in judged if r["paired"]["ratio"] < 1 - margin]
+        least_sure = max(judged, key=lambda r: r["paired"]["detectable_harm"], default=None)
         parts.append(
             f"### {model}\n\n{markdown(driven)}\n\n"
             f"Below {100 * (1 - margin):g} % of full recompute's success, so off by default:"
             f" {', '.join(f'`{name}`' for name in off) or 'none'}."
-            + (f" What such numbers show: {honesty(worst, margin)}." if worst else "")
+            + (f" Least sure: {honesty(least_sure, margin)}." if least_sure else "")
         )
     text = readme.read_text()
     if BEGIN not in text:

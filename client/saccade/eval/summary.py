@@ -65,7 +65,7 @@ def _setting(
     groups = sorted({str(e["group"]) for e in episodes})
     calls = sum(e["calls"] for e in episodes)
     tokens: dict[str, list[int]] = {}
-    for episode in episodes:
+    for episode in [e for e in episodes if not e["probes"]] or episodes:
         for modality, (total, cached) in episode["tokens"].items():
             sums = tokens.setdefault(modality, [0, 0])
             sums[0] += total
@@ -154,14 +154,20 @@ def _server(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "step_seconds": spent,
         "step_ms_per_request": 1e3
         * math.fsum(spent.values())
-        / max(1, sum(w["requests"] for w in measured)),
+        / max(1, sum(map(_answered, measured))),
     }
     with_cpu = [w for w in measured if "cpu_s" in w]
     cpu = math.fsum(w["cpu_s"] for w in with_cpu)
     if cpu:
         found["server"]["cpu_s"] = cpu
-        found["server"]["calls_per_cpu_s"] = sum(w["requests"] for w in with_cpu) / cpu
+        found["server"]["calls_per_cpu_s"] = sum(map(_answered, with_cpu)) / cpu
     return found
+
+
+def _answered(window: Mapping[str, Any]) -> int:
+    """Requests of the block, and of others meanwhile."""
+    others = window["load"]["answered"] if "load" in window else 0
+    return int(window["requests"]) + int(others)
 
 
 # --------------------------------------------------------------------------------------------- table
