@@ -324,7 +324,7 @@ def test_stale_pictures_with_the_newest_of_all_else() -> None:
     # Full recompute was asked in the same states: its action is two steps further, 0.2 as trained.
     assert [a["seen"] for a in probes] == [8, 16]
     assert record.errors == pytest.approx([0, 0, 0.2, 0.2, 0.2, 0.2], abs=1e-6)
-    assert record.calls == 10  # without those
+    assert (record.calls, record.probes) == (10, 3)
 
 
 def test_stale_pictures_between_two_steps() -> None:
@@ -438,7 +438,7 @@ def episode(setting: str, group: str, seed: int, ok: bool, why: str = "") -> dic
 
 
 def made_up() -> runner.Log:
-    window = {"seconds": 2.0, "calls": 40, "sequences": [30.0, 10.0], "rows": [300.0, 10.0]}
+    window = {"seconds": 2.0, "requests": 40, "sequences": [30.0, 10.0], "rows": [300.0, 10.0]}
     window["steps"] = {"decode": [0.2, 6.0], "mixed": [0.2, 4.0]}
     return runner.Log(
         {"model": "base"},
@@ -464,7 +464,7 @@ def test_the_summary() -> None:
     assert full["work"]["cached_share"] == 0.25
     assert full["world"] == {"lateral_error_m": 0.5}
     assert full["server"]["batch_sequences"] == 3
-    assert full["server"]["step_ms_per_call"] == pytest.approx(10)
+    assert full["server"]["step_ms_per_request"] == pytest.approx(10)
     assert full["server"]["calls_per_cpu_s"] == 80
     assert result["model_calls_per_s"] == 20
     assert "paired" not in full

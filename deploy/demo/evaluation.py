@@ -22,7 +22,7 @@ from typing import Any
 from saccade import Client
 from saccade.eval import Job, parse, run, summarise, with_baselines
 from saccade.eval.command import seeds
-from saccade.eval.summary import honesty, markdown, terminal
+from saccade.eval.summary import honesty, markdown, shown, terminal
 from saccade.eval.world import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +41,13 @@ SERVING = [
     *(f"stale={ms}" for ms in (100, 200, 300, 400, 500)),
     *(f"replan={steps}" for steps in (1, 3, 5)),
 ]
-STRESSES = ("exposure", "noise", "shake", "jump", "distractor", "switch", "drop", "repeat", "late")
+LOADS = ["pace=real+class=driving", *(f"pace=real+class=driving+load={n}" for n in (50, 100, 200))]
+CONTROLS = ["mode=shuffled", "mode=blank"]
 SETTINGS = {
-    CAUSAL: ["full", f"model={CAUSAL}_bf16", *SERVING],
-    FLOW: ["full", f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1))],
+    CAUSAL: [f"model={CAUSAL}_bf16", *SERVING],
+    FLOW: [f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1))],
 }
-"""What ``--table`` drives: each policy with everything that is there to make it cheaper, on scenes without and with stress."""
+"""What ``--table`` drives beside full recompute, the controls, each stress and each load: what makes a policy cheaper."""
 
 
 def free_port() -> int:
@@ -260,8 +261,8 @@ def table(args: argparse.Namespace) -> int:
     end = time.monotonic() + args.limit_s if args.limit_s else 0.0
     results = {}
     for model in policies():
-        settings = SETTINGS[model] + [f"stress={s}" for s in STRESSES]
-        settings += [f"mode={m}" for m in MODES[1:]]
+        stresses = [f"stress={s}" for s in vars(load(str(WORLD)))["STRESSES"] if s != "none"]
+        settings = ["full", *SETTINGS[model], *LOADS, *stresses, *CONTROLS]
         left = max(1.0, end - time.monotonic()) if end else 0.0
         with Server([model, f"{model}_bf16"], args.binary, args.threads) as server:
             results[model] = evaluate(
@@ -290,7 +291,7 @@ def write_table(results: dict[str, dict[str, Any]], readme: Path, margin: float)
     for model, result in results.items():
         driven = [r for r in result["settings"] if r["n"]]
         off = [
-            r["name"]
+            shown(r)
             for r in driven
             if r["knobs"]["mode"] == "policy"
             and r["knobs"]["stress"] == "none"

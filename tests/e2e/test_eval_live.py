@@ -198,7 +198,30 @@ def test_the_table_goes_between_its_markers(
     assert again.replace("none.", "`replan=3`.") == once + "\nafter\n"
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("highway_env"), reason="highway-env is missing")
+needs_highway = pytest.mark.skipif(
+    not importlib.util.find_spec("highway_env"), reason="highway-env is missing"
+)
+
+
+@needs_highway
+def test_pictures_of_between_two_steps() -> None:
+    import scenes
+
+    episode = scenes.Episode("overtake", 6_000_001)
+    first = episode.frames(["top"])["top"]
+    assert (episode.frames(["top"], 0.1)["top"] == first).all()  # there is none before
+    seen = []
+    for _ in range(4):
+        episode.drive((0.0, 0.0))
+        seen.append({age: episode.frames(["top", "before"], age) for age in (0.0, 0.1)})
+    assert (seen[3][0.0]["before"] == seen[1][0.0]["top"]).all()
+    assert (seen[3][0.1]["before"] == seen[1][0.1]["top"]).all()
+    assert (seen[3][0.1]["top"] != seen[3][0.0]["top"]).any()
+    assert (seen[3][0.1]["top"] != seen[2][0.0]["top"]).any()
+    episode.close()
+
+
+@needs_highway
 def test_the_demo_drives_and_prints_one_line(tmp_path: Path) -> None:
     script = str(ROOT / "deploy" / "demo" / "evaluation.py")
     done = subprocess.run(

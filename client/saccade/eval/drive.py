@@ -74,6 +74,8 @@ class Record:
     why: str = ""
     calls: int = 0
     """Act requests, without those that measure the action error."""
+    probes: int = 0
+    """Those."""
     met: int = 0
     late: int = 0
     refused: int = 0
@@ -283,6 +285,7 @@ async def _loop(
             record.calls += 1
         if probe is not None and probe.is_due(step):
             probe.ask(episode, _look(episode, probe.cameras, 0.0))
+            record.probes += 1
         answer = None
         if asked is not None:
             try:

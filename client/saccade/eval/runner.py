@@ -117,7 +117,7 @@ class Progress:
     def add(self, record: Mapping[str, Any]) -> None:
         """One more."""
         self._done += 1
-        self._calls += record["calls"]
+        self._calls += record["calls"] + record["probes"]
         now = time.monotonic()
         if now - self._shown >= (0.2 if self._live else 10.0):
             self._shown = now
@@ -171,13 +171,13 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
                 break
             setting = block[0].setting
             window: dict[str, Any] = {"setting": setting.name}
-            calls = 0
+            requests = 0
             with _load(job, setting) as load:
                 before = scrape(job.metrics)
                 start = time.monotonic()
                 for record in workers.drive(block, end):
                     write(record)
-                    calls += record["calls"]
+                    requests += record["calls"] + record["probes"]
                     progress.add(record)
                 after = scrape(job.metrics)
                 window["seconds"] = time.monotonic() - start
@@ -185,7 +185,7 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
                 window["load"] = realtime.as_entry(load.heard)
             if before is not None and after is not None:
                 window.update(measure(Window(after, before)))
-            write({"window": {**window, "calls": calls}})
+            write({"window": {**window, "requests": requests}})
         progress.end()
     return read(folder)
 
