@@ -392,6 +392,8 @@ def test_another_clock_lets_answers_be_late(monkeypatch: pytest.MonkeyPatch) -> 
     class Slow:
         """Every answer comes a step later."""
 
+        lead_s = 0.0
+
         def __init__(self, dt_s: float, budget_s: float) -> None:
             self._asked: list[object] = []
 

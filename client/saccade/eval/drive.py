@@ -27,6 +27,9 @@ _PASSING = (errors.Late, errors.Expired, errors.QueueFull, errors.RateLimited)
 class Clock(Protocol):
     """How an episode's time passes."""
 
+    lead_s: float
+    """How long before the step begins ``tick`` returns."""
+
     async def tick(self, step: int) -> None:
         """Returns when the step begins."""
 
@@ -39,6 +42,8 @@ class Clock(Protocol):
 
 class FastClock:
     """Faster than real time: a step lasts until its answer is there."""
+
+    lead_s = 0.0
 
     def __init__(self, dt_s: float, budget_s: float) -> None:
         pass
@@ -84,6 +89,8 @@ class Record:
     """Arrival to answer."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """By modality: prompt tokens, and how many of them were cached."""
+    patches: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By camera of the model: its tokens by where their K/V came from (``types.TokenRun``)."""
     errors: list[float] = field(default_factory=list)
     """Carried out against what full recompute would have, largest of the action's values as the
     model was trained with them (its range is about -1..1)."""
@@ -120,6 +127,8 @@ class _Link:
         self._jpeg = jpeg
         self._state_dim = model.state_dim
         self._asked_of = 0
+        self.told: dict[str, Picture] = {}
+        """The newest pictures, by camera of the model."""
         self._names = {c.name: _world_camera(c.name, cameras) for c in model.cameras}
 
     @property
@@ -137,7 +146,7 @@ class _Link:
             self.session.set_state(episode.state()[: self._state_dim])
         self._asked_of = seen.at_ns
         for name, camera in self._names.items():
-            picture = seen.pictures[camera]
+            picture = self.told[name] = seen.pictures[camera]
             self.session.send_frame(
                 images.to_jpeg(picture) if self._jpeg else picture,
                 camera=name,
@@ -175,9 +184,11 @@ class Watcher(Protocol):
         episode: Episode,
         pictures: Mapping[str, Picture],
         answer: types.Actions | None,
+        of: Mapping[str, Picture],
         action: npt.NDArray[np.float64],
     ) -> None:
-        """Before the action is carried out; ``answer`` is what came in this step."""
+        """Before the action is carried out; ``answer`` is what came in this step, ``of`` the pictures that it, or the
+        next one, is asked of, by camera of the model."""
 
 
 async def drive(
@@ -270,7 +281,8 @@ async def _loop(
             seen.append(_look(episode, link.cameras, age_ms * 1e-3 if step else 0.0))
         if due and asked is None:
             then = next((s for s in reversed(seen) if s.step <= step - delay), seen[0])
-            link.tell(episode, then, (step - then.step) * episode.dt_s + then.age_s)
+            age_s = (step - then.step) * episode.dt_s + then.age_s - clock.lead_s
+            link.tell(episode, then, max(0.0, age_s))
             asked, asked_at = link.ask(setting, episode), step
             record.calls += 1
         if probe is not None and probe.is_due(step):
@@ -300,7 +312,8 @@ async def _loop(
             if error is not None:
                 record.errors.append(round(error, 5))
         if watch is not None:
-            watch.step(episode, _look(episode, link.cameras, 0.0).pictures, answer, action)
+            now = _look(episode, link.cameras, 0.0).pictures
+            watch.step(episode, now, answer, link.told, action)
         over = episode.drive([float(value) for value in action])
     if asked is not None:
         asked.cancel()
@@ -322,6 +335,10 @@ def _note(record: Record, answer: types.Actions) -> None:
         sums = record.tokens.setdefault(modality, [0, 0])
         sums[0] += count.total
         sums[1] += count.cached
+    for frame in answer.frames:
+        sources = record.patches.setdefault(frame.camera, {})
+        for run in frame.runs:
+            sources[run.source] = sources.get(run.source, 0) + run.count
 
 
 def as_line(record: Record) -> dict[str, Any]:

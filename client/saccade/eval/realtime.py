@@ -44,22 +44,22 @@ class RealClock:
 
     def __init__(self, dt_s: float, budget_s: float) -> None:
         self._dt_s = dt_s
-        self._budget_s = budget_s
+        self.lead_s = budget_s
         self._begin = 0.0
         self._slipped_s = 0.0
 
     async def tick(self, step: int) -> None:
-        """``budget_s`` before the step's beginning.
+        """``lead_s`` before the step's beginning.
 
         A world that could not be computed by then slips: it is this machine's fault, not the server's, and is noted.
         """
         now = time.monotonic()
         if step == 0:
-            self._begin = now + self._budget_s
+            self._begin = now + self.lead_s
             return
         self._begin += self._dt_s
-        behind = now - (self._begin - self._budget_s)
-        if behind > self._budget_s / 4:
+        behind = now - (self._begin - self.lead_s)
+        if behind > self.lead_s / 4:
             self._slipped_s += behind
             self._begin += behind
         elif behind < 0:

@@ -148,7 +148,7 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
 
     Raises ValueError where the folder is of another run, SaccadeError where the server fails.
     """
-    _claim(job, folder)
+    claim(job, folder)
     log = read(folder)
     tasks = [
         [t for t in block if t.key not in log.done]
@@ -173,13 +173,13 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
             window: dict[str, Any] = {"setting": setting.name}
             requests = 0
             with _load(job, setting) as load:
-                before = _scrape(job)
+                before = scrape(job.metrics)
                 start = time.monotonic()
                 for record in workers.drive(block, end):
                     write(record)
                     requests += record["calls"] + record["probes"]
                     progress.add(record)
-                after = _scrape(job)
+                after = scrape(job.metrics)
                 window["seconds"] = time.monotonic() - start
             if load is not None:
                 window["load"] = realtime.as_entry(load.heard)
@@ -199,11 +199,11 @@ def blocks(
             yield [Task(setting, g, s) for s in seeds[first : first + BLOCK_SEEDS] for g in groups]
 
 
-def _claim(job: Job, folder: Path) -> None:
+def claim(job: Job, folder: Path) -> None:
     """Makes the folder, or holds that what is in it was driven in the same world by the same models."""
     with Client(job.address, credentials=job.credentials) as client:
         served = {m.name: m for m in client.models()}
-        version = client.status().version
+        status = client.status()
     if unknown := sorted({s.pace for s in job.settings} - set(driving.CLOCKS)):
         raise ValueError(f"no pace {', '.join(unknown)}, but {', '.join(driving.CLOCKS)}")
     if any(s.load and s.pace == "fast" for s in job.settings):
@@ -225,7 +225,8 @@ def _claim(job: Job, folder: Path) -> None:
         "world_digest": worlds.digest(job.world),
         "model": job.model,
         "models": models,
-        "server": version,
+        "server": status.version,
+        "deadlines_ms": {c.name: c.deadline_s * 1e3 for c in status.classes},
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.json"
@@ -247,11 +248,12 @@ def _load(job: Job, setting: Setting) -> AbstractContextManager[realtime.Load | 
     return realtime.Load(job.address, setting.model or job.model, setting.load, job.credentials)
 
 
-def _scrape(job: Job) -> Scrape | None:
-    if not job.metrics:
+def scrape(metrics: str) -> Scrape | None:
+    """None: there is no such server, or no URL."""
+    if not metrics:
         return None
     try:
-        return exposition.fetch(job.metrics, 5.0)
+        return exposition.fetch(metrics, 5.0)
     except (OSError, ValueError):
         return None
 
