@@ -1,0 +1,113 @@
+"""Collects frames with the expert's chunk for EVERY instruction group, under a noisy, instruction-switching driver.
+
+    collect.py FOLDER FRAMES SEED [--slow]
+
+Shards of about 1000 frames, one every 0.4 s, whole episodes: "top" and "wide" [n, 224, 224, 3], "actions"
+[n, 6 groups, 8, 2], "state" [n, speed and heading], "scene" [n, 11] (expert.scene), "episode" [n].
+The driver follows the expert of a random group, switches the group at random times and gets Ornstein-Uhlenbeck noise on
+both actions; starts are perturbed; so that labels exist for half-done lane changes, bad headings and short gaps.
+--slow: most episodes start at 0..18 m/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import expert
+import numpy as np
+import world
+
+GROUPS = expert.GROUPS
+EVERY = 2  # steps between two frames
+SHARD = 1000
+
+
+class Shards:
+    """Frames on their way to disk."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.name = folder, name
+        self.number = self.total = 0
+        self.rows: list[tuple[Any, ...]] = []
+        self.begin = time.monotonic()
+
+    def add(self, env: world.DriveEnv, episode: int) -> None:
+        """The scene as it is now."""
+        state = expert.state_of(env)
+        top = env.frame()
+        surface = env.viewer.sim_surface
+        surface.scaling /= 2
+        wide = env.frame()
+        surface.scaling *= 2
+        labels = [expert.chunk(state, group) for group in GROUPS]
+        self.rows.append((top, wide, labels, [state[3], state[2]], expert.scene(state), episode))
+        self.total += 1
+
+    def flush(self, least: int) -> None:
+        """Writes a shard if it has `least` frames. Call between episodes."""
+        if not self.rows or len(self.rows) < least:
+            return
+        top, wide, actions, state, scene, episode = zip(*self.rows, strict=True)
+        file = self.folder / f"s_{self.name}_{self.number:03d}.npz"
+        partial = file.with_name(f"tmp_{file.name}")
+        np.savez_compressed(
+            partial,
+            top=np.stack(top),
+            wide=np.stack(wide),
+            actions=np.array(actions, np.float32),
+            state=np.array(state, np.float32),
+            scene=np.array(scene, np.float32),
+            episode=np.array(episode),
+        )
+        partial.rename(file)
+        self.rows, self.number = [], self.number + 1
+        print(f"{self.total} frames, {time.monotonic() - self.begin:.0f} s", flush=True)
+
+
+def collect(folder: Path, frames: int, seed: int, slow: bool = False) -> None:
+    """Writes at least that many frames; follows from its arguments."""
+    rng = np.random.default_rng(seed)
+    shards = Shards(folder, str(seed))
+    env = world.make_env("keep", seed)
+    episode = seed
+    while shards.total < frames:
+        env.config["group"] = scenery = GROUPS[rng.integers(6)]
+        env.reset(seed=episode)
+        episode += 1
+        if slow and rng.random() < 0.8:
+            env.vehicle.speed = float(rng.uniform(0, 18))
+        group = scenery if rng.random() < 0.5 else GROUPS[rng.integers(6)]
+        steer_noise = acc_noise = 0.0
+        amplitude = rng.choice([0.0, 0.5, 1.0, 1.5])
+        for step in range(world.T_STEPS):
+            if step % EVERY == 0:
+                shards.add(env, episode)
+            if rng.random() < 0.07:
+                group = GROUPS[rng.integers(6)]
+            steer, acc = expert.decide(*expert.state_of(env), group)
+            steer_noise = 0.75 * steer_noise + 0.66 * rng.normal() * 0.035 * amplitude
+            acc_noise = 0.75 * acc_noise + 0.66 * rng.normal() * amplitude
+            env.drive(steer + steer_noise, acc + acc_noise)
+            if env.vehicle.crashed or env.off_road():
+                break
+        shards.flush(SHARD)
+    shards.flush(1)
+
+
+def main() -> None:
+    """See the module's first lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("frames", type=int)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--slow", action="store_true")
+    args = parser.parse_args()
+    collect(args.folder, args.frames, args.seed, args.slow)
+
+
+if __name__ == "__main__":
+    main()
