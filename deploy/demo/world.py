@@ -22,6 +22,7 @@ os.environ.pop(
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # SDL complains without one
 import numpy as np
+import view
 from highway_env.envs.highway_env import HighwayEnv
 from highway_env.road.road import Road, RoadNetwork
 from highway_env.vehicle.behavior import IDMVehicle
@@ -31,7 +32,10 @@ LANES, WIDTH = 3, 4.0
 DT, SUB = 0.2, 3  # policy period, simulation steps per period
 STEER_MAX, ACC_LO, ACC_HI = 0.12, -5.0, 3.0
 CARLEN = 5.0
+FAR = 20.0  # cars whose places along the road differ by more do not touch
 SLOW, NORMAL = (240, 150, 20), (90, 160, 255)
+LINES = view.lane_lines(LANES, WIDTH)
+PAINTERS = {"top": view.Painter(4.0), "wide": view.Painter(2.0)}  # px per metre
 T_STEPS = 40  # 8 s episodes (evaluation gives overtake 12 s and also reports 8 s)
 T_EVAL = {"overtake": 60}
 
@@ -66,6 +70,45 @@ class EgoVehicle(Vehicle):
                 "acceleration": acc,
             }
         )
+
+
+class StraightNetwork(RoadNetwork):
+    """Parallel lanes along x, lane i at y = WIDTH i: what highway-env answers, found without a search."""
+
+    def get_closest_lane_index(
+        self, position: Any, heading: float | None = None
+    ) -> tuple[str, str, int]:
+        y, lanes = float(position[1]), len(self.graph["0"]["1"])
+        return "0", "1", min(range(lanes), key=lambda lane: abs(y - lane * WIDTH))
+
+
+class StraightRoad(Road):
+    """A Road over a StraightNetwork; the same neighbours and collisions, several times faster."""
+
+    def neighbour_vehicles(
+        self, vehicle: Any, lane_index: tuple[str, str, int] | None = None
+    ) -> tuple[Any, Any]:
+        centre = (lane_index or vehicle.lane_index)[2] * WIDTH
+        x = float(vehicle.position[0])
+        ahead = behind = None
+        x_ahead, x_behind = math.inf, -math.inf
+        for other in self.vehicles:
+            if other is vehicle or abs(float(other.position[1]) - centre) > WIDTH / 2 + 1:
+                continue
+            at = float(other.position[0])
+            if x <= at <= x_ahead:
+                x_ahead, ahead = at, other
+            if x_behind < at < x:
+                x_behind, behind = at, other
+        return ahead, behind
+
+    def step(self, dt: float) -> None:
+        for vehicle in self.vehicles:
+            vehicle.step(dt)
+        for i, vehicle in enumerate(self.vehicles):
+            for other in self.vehicles[i + 1 :]:
+                if abs(vehicle.position[0] - other.position[0]) < FAR:
+                    vehicle.handle_collisions(other, dt)
 
 
 class DriveEnv(HighwayEnv):
@@ -105,8 +148,10 @@ class DriveEnv(HighwayEnv):
         return {}
 
     def _create_road(self) -> None:
-        net = RoadNetwork.straight_road_network(LANES, start=0, length=5000, speed_limit=40)
-        self.road = Road(network=net, np_random=self.np_random, record_history=False)
+        net = StraightNetwork.straight_road_network(
+            LANES, start=0, length=5000, speed_limit=40, net=StraightNetwork()
+        )
+        self.road = StraightRoad(network=net, np_random=self.np_random, record_history=False)
 
     def _create_vehicles(self) -> None:
         r, g = self.np_random, self.config["group"]
@@ -193,11 +238,17 @@ class DriveEnv(HighwayEnv):
         ]
         self.lead0 = min(lead, key=lambda c: c.position[0]) if lead else None
 
-    def frame(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def snapshot(self) -> view.Snapshot:
+        """What there is to see now."""
+        cars = tuple(
+            view.Car(float(c.position[0]), float(c.position[1]), float(c.heading), c.color)
+            for c in self.road.vehicles
+        )
+        return view.Snapshot(cars, LINES)
+
+    def frame(self) -> view.Array:
         """The picture, [224, 224, 3] RGB."""
-        img = np.ascontiguousarray(self.render())
-        self.enable_auto_render = False  # do not draw every simulation step
-        return img
+        return PAINTERS["top"].paint(self.snapshot())
 
     def drive(self, steer: float, acc: float) -> None:
         """Carries out one action for one policy period: heading set-point [rad], acceleration [m/s^2]."""
@@ -208,7 +259,7 @@ class DriveEnv(HighwayEnv):
             ],
             np.float32,
         )
-        self.step(a)
+        self._simulate(a)  # not step(): nobody reads its observation, which costs more than driving
 
     def off_road(self) -> bool:
         """Half the car's width beyond an edge line."""
