@@ -25,6 +25,18 @@ EVERY = 2  # steps between two frames
 SHARD = 1000
 
 
+Row = tuple[Any, ...]
+
+
+def row(env: world.DriveEnv, episode: int) -> Row:
+    """The scene as it is now."""
+    state = expert.state_of(env)
+    shot = env.snapshot()
+    top, wide = (world.PAINTERS[camera].paint(shot) for camera in ("top", "wide"))
+    labels = [expert.chunk(state, group) for group in GROUPS]
+    return top, wide, labels, [state[3], state[2]], expert.scene(state), episode
+
+
 class Shards:
     """Frames on their way to disk."""
 
@@ -32,20 +44,13 @@ class Shards:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.name = folder, name
         self.number = self.total = 0
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[Row] = []
         self.begin = time.monotonic()
 
-    def add(self, env: world.DriveEnv, episode: int) -> None:
-        """The scene as it is now."""
-        state = expert.state_of(env)
-        top = env.frame()
-        surface = env.viewer.sim_surface
-        surface.scaling /= 2
-        wide = env.frame()
-        surface.scaling *= 2
-        labels = [expert.chunk(state, group) for group in GROUPS]
-        self.rows.append((top, wide, labels, [state[3], state[2]], expert.scene(state), episode))
-        self.total += 1
+    def add(self, rows: list[Row]) -> None:
+        """One whole episode."""
+        self.rows += rows
+        self.total += len(rows)
 
     def flush(self, least: int) -> None:
         """Writes a shard if it has `least` frames. Call between episodes."""
@@ -83,9 +88,10 @@ def collect(folder: Path, frames: int, seed: int, slow: bool = False) -> None:
         group = scenery if rng.random() < 0.5 else GROUPS[rng.integers(6)]
         steer_noise = acc_noise = 0.0
         amplitude = rng.choice([0.0, 0.5, 1.0, 1.5])
+        rows = []
         for step in range(world.T_STEPS):
             if step % EVERY == 0:
-                shards.add(env, episode)
+                rows.append(row(env, episode))
             if rng.random() < 0.07:
                 group = GROUPS[rng.integers(6)]
             steer, acc = expert.decide(*expert.state_of(env), group)
@@ -94,6 +100,7 @@ def collect(folder: Path, frames: int, seed: int, slow: bool = False) -> None:
             env.drive(steer + steer_noise, acc + acc_noise)
             if env.vehicle.crashed or env.off_road():
                 break
+        shards.add(rows)
         shards.flush(SHARD)
     shards.flush(1)
 

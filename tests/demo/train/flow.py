@@ -49,7 +49,10 @@ def write_tokenizer(folder: Path, lines: list[str]) -> None:
     """Byte-level BPE as SmolVLM's, of the words of the instructions."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.post_processor = processors.ByteLevel()
     tokenizer.decoder = decoders.ByteLevel()
@@ -206,7 +209,9 @@ def new_policy(folder: Path) -> SmolVLAPolicy:
                 deviation = (fan_in * width) ** -0.5
             elif "position_embedding" in name:
                 deviation = 0.3
-            elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")):
+            elif name.endswith(
+                ("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")
+            ):
                 deviation *= 0.4
             p.copy_(torch.randn(p.shape, generator=generator) * deviation)
         for name, p in policy.named_parameters():
@@ -236,12 +241,13 @@ def heads(x: Tensor, head: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """[b, n, heads * head]."""
+    """[b, n, heads * head]. Written out: torch's fused attention is slower where products are BF16."""
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    k, v = k.to(q.dtype), v.to(q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return out.transpose(1, 2).flatten(2)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -1e30)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 class Fast(nn.Module):
@@ -271,9 +277,7 @@ class Fast(nn.Module):
         for layer in self.vision.encoder.layers:
             h = layer.layer_norm1(x)
             a = layer.self_attn
-            x = x + a.out_proj(
-                attend(*(heads(p(h), head) for p in (a.q_proj, a.k_proj, a.v_proj)))
-            )
+            x = x + a.out_proj(attend(*(heads(p(h), head) for p in (a.q_proj, a.k_proj, a.v_proj))))
             h = layer.layer_norm2(x)
             x = x + layer.mlp.fc2(F.gelu(layer.mlp.fc1(h), approximate="tanh"))
         return self.connector(self.vision.post_layernorm(x)) * TEXT["width"] ** 0.5
@@ -339,7 +343,9 @@ class Fast(nn.Module):
         out = self.flow.action_out_proj(self.expert.norm(h).float())
         return out.view(b, n, chunk, -1)
 
-    def losses(self, batch: dict[str, Tensor], noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, batch: dict[str, Tensor], noise: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Squared errors [f * k, n, chunk, action], and the tokens of the pictures [f, cameras * tokens, width].
 
         pixels [f, cameras, IMAGE, IMAGE, 3]; tokens, kept [f * k, words]; state [f, s] and actions [f * k, chunk, a]

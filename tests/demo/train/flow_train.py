@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
+import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import flow
 import numpy as np
+import ranks
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from expert import GROUPS
 from sentences import corpus, sentence
@@ -37,31 +36,60 @@ MEAN_DECAY = 0.995
 
 def halve(pictures: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """What the policy's resizing makes of 224 x 224: the mean of 2 x 2, to a byte."""
-    n, height, width, _ = pictures.shape
-    blocks = pictures.reshape(n, height // 2, 2, width // 2, 2, 3).astype(np.uint16)
-    return ((blocks.sum((2, 4), dtype=np.uint16) + 2) // 4).astype(np.uint8)
+    out = np.empty((len(pictures), flow.IMAGE, flow.IMAGE, 3), np.uint8)
+    for here, picture in zip(out, pictures, strict=True):
+        rows = picture.astype(np.uint16)
+        rows = rows[::2] + rows[1::2]
+        here[:] = (rows[:, ::2] + rows[:, 1::2] + 2) // 4
+    return out
+
+
+def shard(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """What a shard holds, pictures halved; kept beside it, because that takes longest of all there is to load."""
+    small = file.with_name(f"half_{file.stem}.npz")
+    if not small.exists():
+        with np.load(file) as z:
+            part = {k: halve(z[k]) if k in ("top", "wide") else z[k] for k in z}
+        partial = small.with_name(f"tmp_{small.name}")
+        np.savez(partial, **part)
+        partial.rename(small)
+        return part
+    with np.load(small) as z:
+        return dict(z)
+
+
+def statistics(folders: list[Path]) -> dict[str, dict[str, list[float]]]:
+    """Mean and deviation of the state, and of the actions over all steps of a chunk."""
+    columns: dict[str, list[Any]] = {"observation.state": [], "action": []}
+    for folder in folders:
+        for file in sorted(folder.glob("s_*.npz")):
+            with np.load(file) as z:
+                columns["observation.state"].append(z["state"].astype(np.float64))
+                columns["action"].append(z["actions"].astype(np.float64).reshape(-1, flow.ACTION))
+    out = {}
+    for k, parts in columns.items():
+        x = np.concatenate(parts)
+        named = {"mean": x.mean(0), "std": x.std(0), "min": x.min(0), "max": x.max(0)}
+        out[k] = {name: value.tolist() for name, value in named.items()}
+    return out
 
 
 class Data:
     """Frames of folders of collect.py, in memory; whole shards go to one rank. `more` counts double."""
 
-    def __init__(
-        self, folders: list[Path], more: list[Path], rank: int = 0, ranks: int = 1
-    ) -> None:
+    def __init__(self, folders: list[Path], more: list[Path], rank: int = 0, of: int = 1) -> None:
         parts: dict[str, list[Any]] = {}
         self.index = np.zeros(0, int)
         start = number = 0
         for folder in [*folders, *more]:
             for file in sorted(folder.glob("s_*.npz")):
                 number += 1
-                if number % ranks != rank:
+                if number % of != rank:
                     continue
-                with np.load(file) as z:
-                    n = len(z["episode"])
-                    here = np.arange(n)
-                    first = np.append(True, z["episode"][1:] != z["episode"][:-1])
-                    part = {k: z[k] for k in ("actions", "state", "scene")}
-                    part |= {k: halve(z[k]) for k in ("top", "wide")}
+                part = shard(file)
+                episode = part.pop("episode")
+                n, here = len(episode), np.arange(len(episode))
+                first = np.append(True, episode[1:] != episode[:-1])
                 part["before"] = start + np.where(first, here, here - 1)
                 for k, v in part.items():
                     parts.setdefault(k, []).append(v)
@@ -71,20 +99,6 @@ class Data:
 
     def __len__(self) -> int:
         return len(self.index)
-
-    def statistics(self) -> dict[str, dict[str, list[float]]]:
-        """Mean and deviation of the state, and of the actions over all steps of a chunk."""
-        actions = self.all["actions"].reshape(-1, flow.ACTION).astype(np.float64)
-        state = self.all["state"].astype(np.float64)
-        return {
-            k: {
-                "mean": x.mean(0).tolist(),
-                "std": x.std(0).tolist(),
-                "min": x.min(0).tolist(),
-                "max": x.max(0).tolist(),
-            }
-            for k, x in (("observation.state", state), ("action", actions))
-        }
 
     def pixels(self, i: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """[n, cameras, IMAGE, IMAGE, 3]"""
@@ -100,6 +114,11 @@ class Batches:
         self.stats = {
             k: [np.array(s[m], np.float32) for m in ("mean", "std")] for k, s in stats.items()
         }
+
+    @classmethod
+    def of(cls, run: Path, tokenizer: Tokenizer) -> Batches:
+        """Of no data: a run's statistics."""
+        return cls(Data([], []), json.loads((run / "stats.json").read_text()), tokenizer)
 
     def normal(self, key: str, x: np.ndarray[Any, Any]) -> Tensor:
         mean, std = self.stats[key]
@@ -143,9 +162,7 @@ class Scenes(nn.Module):
     def forward(self, pictures: Tensor, scene: Tensor) -> Tensor:
         """Of [f, cameras * tokens, width]."""
         top, _, wide = pictures.view(len(pictures), len(flow.CAMERAS), -1).unbind(1)
-        losses = [
-            F.smooth_l1_loss(h(x), scene) for h, x in ((self.top, top), (self.wide, wide))
-        ]
+        losses = [F.smooth_l1_loss(h(x), scene) for h, x in ((self.top, top), (self.wide, wide))]
         return torch.stack(losses).sum()
 
 
@@ -197,38 +214,9 @@ def validate(fast: flow.Fast, batches: Batches) -> dict[str, Any]:
     }
 
 
-def exchange(parameters: list[Tensor], ranks: int, limit: float = 1.0) -> float:
-    """Mean of the ranks' gradients, cut to a norm of `limit`; returns the norm."""
-    flat = torch.cat(
-        [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters]
-    )
-    if ranks > 1:
-        dist.all_reduce(flat)
-        flat /= ranks
-    norm = float(flat.norm())
-    flat *= min(1.0, limit / (norm + 1e-6))
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        p.grad = g.view_as(p)
-    return norm
-
-
-def save(file: Path, **what: Any) -> None:
-    """All or nothing."""
-    torch.save(what, file.with_suffix(".tmp"))
-    os.replace(file.with_suffix(".tmp"), file)
-
-
 def train(rank: int, a: argparse.Namespace) -> None:
     """One rank."""
-    torch.set_num_threads(1)
-    if a.ranks > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{a.out}/meet_{os.getppid()}",
-            rank=rank,
-            world_size=a.ranks,
-            timeout=timedelta(days=1),
-        )
+    torch.set_float32_matmul_precision("medium")  # products of BF16, sums of F32
     torch.manual_seed(a.seed)
     policy = flow.new_policy(a.out)
     fast, scenes = flow.Fast(policy), Scenes()
@@ -275,7 +263,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
             error, pictures = fast.losses(batch, noise, times)
             loss, seen = error.mean(), scenes(pictures, batch["scene"])
             (loss + a.scene * seen).backward()
-            norm = exchange(parameters, a.ranks)
+            norm = ranks.exchange(parameters, a.ranks)
             for o in both:
                 o.step()
             for p in parameters:
@@ -293,7 +281,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
                 print(f"step {done} {time.monotonic() - begin:.0f} s {values}", flush=True)
                 losses = []
             if done % a.save == 0 or done == a.steps:
-                save(
+                ranks.save(
                     a.out / "last.pt",
                     policy=policy.state_dict(),
                     mean=mean.state_dict(),
@@ -305,12 +293,9 @@ def train(rank: int, a: argparse.Namespace) -> None:
                 print(line, flush=True)
                 log.write(line + "\n")
                 log.flush()
-    if a.ranks > 1:
-        dist.barrier()
-        dist.destroy_process_group()
 
 
-def main() -> None:
+def main() -> int:
     """See the module's first lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -327,19 +312,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--scene", type=float, default=1.0, help="weight of the scenes' loss")
     parser.add_argument("--save", type=int, default=250)
-    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    ranks.arguments(parser)
     a = parser.parse_args()
     a.out = a.out.resolve()
     if not (a.out / "vlm").exists():
         flow.write_vlm(a.out / "vlm", corpus())
     if not (a.out / "stats.json").exists():
-        (a.out / "stats.json").write_text(json.dumps(Data(a.data, []).statistics()))
-    if a.ranks > 1:
-        torch.multiprocessing.spawn(train, args=(a,), nprocs=a.ranks)
-    else:
-        train(0, a)
+        (a.out / "stats.json").write_text(json.dumps(statistics(a.data)))
+    return ranks.launch(a, train)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -71,7 +71,17 @@ MORE = {
         "raise your speed",
     ],
 }
-BEFORE = ["please", "now", "you should", "robot,", "car,", "ok,", "next,", "I want you to", "could you"]
+BEFORE = [
+    "please",
+    "now",
+    "you should",
+    "robot,",
+    "car,",
+    "ok,",
+    "next,",
+    "I want you to",
+    "could you",
+]
 AFTER = ["please", "now", "when it is safe", "carefully", "at once", "if you can", "thanks"]
 IDLE = [
     "the sky is blue",
