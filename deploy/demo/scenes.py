@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+import hard
 import numpy as np
 import phrases
 import view
@@ -20,6 +21,7 @@ LEVELS = ("base", "hard")
 MODES = ("policy", "shuffled", "blank")
 STRESSES = ("none",)
 CAMERAS = ("top", "wide", "before")
+CHATTY_SHARE = 0.3  # of hard episodes: the instruction has a courtesy or a remark around it
 BEFORE_STEPS = 2  # how much older "before" is
 
 Array = view.Array
@@ -41,6 +43,8 @@ class Episode:
             if value not in known:
                 raise ValueError(f"{value!r} is none of {', '.join(known)}")
         self.group, self.seed, self.level, self.stress, self.mode = group, seed, level, stress, mode
+        self.kind = "plain"
+        self.told = group  # the group of what the driver is told now
         self.dt_s = world.DT
         self.limit_steps = world.T_EVAL.get(group, world.T_STEPS)
         self.step = 0
@@ -48,15 +52,25 @@ class Episode:
         spoken = group
         if mode == "shuffled":
             spoken = [g for g in GROUPS if g != group][rng.integers(5)]
-        self._phrase = phrases.PHRASES[spoken][rng.integers(6)]
-        self._env = world.make_env(group, seed)
-        self._judge = world.Judge(self._env, group)
+        self.env: world.DriveEnv
+        self.judge: world.Judge
+        if level == "base":
+            self._phrase = phrases.PHRASES[spoken][rng.integers(6)]
+            self.env = world.make_env(group, seed)
+            self.judge = world.Judge(self.env, group)
+        else:
+            said = phrases.CHATTY if rng.random() < CHATTY_SHARE else phrases.UNSEEN
+            self._phrase = said[spoken][rng.integers(6)]
+            scene = hard.make_env(group, seed)
+            self.env, self.judge = scene, hard.Judge(scene, group)
+            self.kind = scene.kind
+            self.limit_steps = hard.LIMIT_STEPS.get(group, world.T_STEPS)
         self._over = False
-        self._shots: deque[view.Snapshot] = deque(maxlen=BEFORE_STEPS + 1)
+        self._shots: deque[view.Snapshot] = deque(maxlen=BEFORE_STEPS + 2)
         self._look()
 
     def _look(self) -> None:
-        self._shots.append(self._env.snapshot())
+        self._shots.append(self.env.snapshot())
 
     def instruction(self) -> str:
         """What the driver is told now, without the speed."""
@@ -64,10 +78,13 @@ class Episode:
 
     def speed(self) -> float:
         """The car's, m/s."""
-        return float(self._env.vehicle.speed)
+        return float(self.env.vehicle.speed)
 
-    def frames(self, cameras: Sequence[str]) -> dict[str, Array]:
-        """RGB pictures [224, 224, 3] by camera: "top", "wide" (half the scale), "before" (top, 0.4 s ago)."""
+    def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> dict[str, Array]:
+        """RGB pictures [224, 224, 3] by camera: "top", "wide" (half the scale), "before" (top, 0.4 s ago).
+
+        All of them age_s ago, which is less than a step.
+        """
         pictures: dict[str, Array] = {}
         for camera in cameras:
             if camera not in CAMERAS:
@@ -75,13 +92,21 @@ class Episode:
             if self.mode == "blank":
                 pictures[camera] = view.blank()
             else:
-                shot = self._shots[0 if camera == "before" else -1]
+                shot = self._shot(BEFORE_STEPS if camera == "before" else 0, age_s)
                 pictures[camera] = world.PAINTERS["wide" if camera == "wide" else "top"].paint(shot)
         return pictures
 
+    def _shot(self, steps: int, age_s: float) -> view.Snapshot:
+        """Of that long ago; the first one before there was any."""
+        last = len(self._shots) - 1
+        later, earlier = max(0, last - steps), max(0, last - steps - 1)
+        if not age_s or later == earlier:
+            return self._shots[later]
+        return view.between(self._shots[earlier], self._shots[later], 1 - age_s / self.dt_s)
+
     def state(self) -> list[float]:
         """Speed [m/s], heading [rad], lateral offset to the nearest lane's centre [m]."""
-        car = self._env.vehicle
+        car = self.env.vehicle
         y = float(car.position[1])
         lane = min(world.LANES - 1, max(0, round(y / world.WIDTH)))
         return [float(car.speed), float(car.heading), y - lane * world.WIDTH]
@@ -90,20 +115,20 @@ class Episode:
         """Carries out (steer [rad], acceleration [m/s^2]) for dt_s; True when the episode is over."""
         if self._over:
             raise ValueError("the episode is over")
-        self._env.drive(float(action[0]), float(action[1]))
+        self.env.drive(float(action[0]), float(action[1]))
         self.step += 1
-        self._over = self._judge.step() or self.step >= self.limit_steps
+        self._over = self.judge.step() or self.step >= self.limit_steps
         self._look()
         return self._over
 
     def verdict(self) -> tuple[bool, str]:
         """Success; otherwise why not: "collision", "off road" or "not achieved"."""
-        return self._judge.verdict()
+        return self.judge.verdict()
 
     def record(self) -> dict[str, float | str]:
         """The episode in numbers, for a table of episodes."""
         good, why = self.verdict()
-        y = np.array(self._judge.y)
+        y = np.array(self.judge.y)
         off = np.abs(y - np.clip(np.round(y / world.WIDTH), 0, world.LANES - 1) * world.WIDTH)
         return {
             "group": self.group,
@@ -111,6 +136,7 @@ class Episode:
             "level": self.level,
             "stress": self.stress,
             "mode": self.mode,
+            "kind": self.kind,
             "phrase": self._phrase,
             "ok": float(good),
             "why": why,
@@ -122,4 +148,4 @@ class Episode:
 
     def close(self) -> None:
         """Frees the scene."""
-        self._env.close()
+        self.env.close()

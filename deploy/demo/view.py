@@ -67,6 +67,7 @@ class Ground:
     cell_m: float
     top: float  # the road's edges; no texture between them
     bottom: float
+    paved: tuple[float, float, float, float] | None = None  # x0, x1, y0, y1: neither there
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,25 @@ def lane_lines(lanes: int, width: float) -> tuple[Line, ...]:
     """The lines of a straight road whose lane 0 is centred on y = 0."""
     inner = [Line((i - 0.5) * width, striped=True) for i in range(1, lanes)]
     return (Line(-width / 2, striped=False), *inner, Line((lanes - 0.5) * width, striped=False))
+
+
+def between(before: Snapshot, after: Snapshot, share: float) -> Snapshot:
+    """That part of the way from one to the next; what is only in one of them is as in the later."""
+    if len(before.cars) != len(after.cars) or len(before.things) != len(after.things):
+        return after
+
+    def mean(a: float, b: float) -> float:
+        return a + (b - a) * share
+
+    cars = tuple(
+        Car(mean(a.x, b.x), mean(a.y, b.y), mean(a.heading, b.heading), b.color)
+        for a, b in zip(before.cars, after.cars, strict=True)
+    )
+    things = tuple(
+        Thing(mean(a.x, b.x), mean(a.y, b.y), b.radius, b.color)
+        for a, b in zip(before.things, after.things, strict=True)
+    )
+    return Snapshot(cars, after.lines, after.ground, things)
 
 
 class Painter:
@@ -150,9 +170,7 @@ class Painter:
             return
         angle = math.degrees(-car.heading)
         w, h = sprite.get_size()
-        corners = [
-            pygame.math.Vector2(p).rotate(angle) for p in ((0, 0), (w, 0), (w, -h), (0, -h))
-        ]
+        corners = [pygame.math.Vector2(p).rotate(angle) for p in ((0, 0), (w, 0), (w, -h), (0, -h))]
         pivot = pygame.math.Vector2(w / 2, -h / 2)
         moved = pivot.rotate(angle) - pivot
         origin = (
@@ -182,6 +200,11 @@ class Painter:
         rows = np.floor(y / ground.cell_m).astype(int) % cells
         beside = (y < ground.top) | (y > ground.bottom)
         levels = np.where(beside[:, None], ground.tile[rows[:, None], columns[None, :]], GREY[0])
+        if ground.paved is not None:
+            x0, x1, y0, y1 = ground.paved
+            x = ox + centres
+            paved = ((y > y0) & (y < y1))[:, None] & ((x > x0) & (x < x1))[None, :]
+            levels = np.where(paved, GREY[0], levels)
         rgb = np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
         self._surface.blit(pygame.image.frombuffer(rgb.tobytes(), (SIZE, SIZE), "RGB"), (0, 0))
 

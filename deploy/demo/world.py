@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 os.environ.pop(
@@ -32,6 +33,7 @@ LANES, WIDTH = 3, 4.0
 DT, SUB = 0.2, 3  # policy period, simulation steps per period
 STEER_MAX, ACC_LO, ACC_HI = 0.12, -5.0, 3.0
 CARLEN = 5.0
+START_X = 500.0  # where the ego car starts, m
 FAR = 20.0  # cars whose places along the road differ by more do not touch
 SLOW, NORMAL = (240, 150, 20), (90, 160, 255)
 LINES = view.lane_lines(LANES, WIDTH)
@@ -164,7 +166,7 @@ class DriveEnv(HighwayEnv):
         )
         v = {"follow": u(21, 27), "fast": u(18, 24)}.get(g, u(19, 27))
         ego = EgoVehicle(
-            self.road, [500.0, lane * WIDTH + u(-1.3, 1.3)], heading=u(-0.06, 0.06), speed=v
+            self.road, [START_X, lane * WIDTH + u(-1.3, 1.3)], heading=u(-0.06, 0.06), speed=v
         )
         self.vehicle = ego
         ego.color = (50, 200, 0)
@@ -218,25 +220,29 @@ class DriveEnv(HighwayEnv):
         for ln, dx, slow in cars:
             if g == "fast" and ln == lane and dx > 0:
                 continue
-            sp = u(16, 18) if slow else u(22, 24)
-            c = IDMVehicle(
-                self.road,
-                [500.0 + dx, ln * WIDTH],
-                speed=sp,
-                target_speed=sp,
-                target_lane_index=("0", "1", ln),
-                enable_lane_change=False,
-            )
-            c.color = SLOW if slow else NORMAL
-            c.slow = slow
-            self.road.vehicles.append(c)
+            self.add_car(IDMVehicle, ln, dx, u(16, 18) if slow else u(22, 24), slow)
         self.start_lane = lane
         lead = [
             c
             for c in self.road.vehicles[1:]
-            if abs(c.position[1] - lane * WIDTH) < 2 and c.position[0] > 500
+            if abs(c.position[1] - lane * WIDTH) < 2 and c.position[0] > START_X
         ]
         self.lead0 = min(lead, key=lambda c: c.position[0]) if lead else None
+
+    def add_car(self, kind: type[IDMVehicle], lane: int, dx: float, speed: float, slow: bool) -> Any:
+        """A car that follows its lane, dx [m] ahead of the start."""
+        car = kind(
+            self.road,
+            [START_X + dx, lane * WIDTH],
+            speed=speed,
+            target_speed=speed,
+            target_lane_index=("0", "1", lane),
+            enable_lane_change=False,
+        )
+        car.color = SLOW if slow else NORMAL
+        car.slow = slow
+        self.road.vehicles.append(car)
+        return car
 
     def snapshot(self) -> view.Snapshot:
         """What there is to see now."""
@@ -276,17 +282,32 @@ def make_env(group: str, seed: int) -> DriveEnv:
 
 
 # --------------------------------------------------------------------------------------------------------- success
-class Judge:
-    """Success tests over an 8 s episode. All need: no collision, never off the road."""
+@dataclass(frozen=True)
+class Limits:
+    """What counts as achieved."""
 
-    def __init__(self, env: DriveEnv, group: str) -> None:
+    centre_m: float = 0.8  # from the lane's centre, all of the last second
+    drift_m: float = 2.0  # from the start lane's centre after the first second, where the lane is to be kept
+    follow_mps: tuple[float, float] = (13.0, 19.5)
+    fast_mps: float = 27.5
+
+
+BASE = Limits()
+
+
+class Judge:
+    """Success tests over an episode. All need: no collision, never off the road."""
+
+    def __init__(self, env: DriveEnv, group: str, limits: Limits = BASE) -> None:
         self.env, self.g = env, group
+        self.limits = limits
         self.lane = env.start_lane
         self.lead = env.lead0
         self.y: list[float] = []
         self.v: list[float] = []
         self.reason = ""
         self.passed = False
+        self.pass_steps = 0  # when passed: after so many
 
     def step(self) -> bool:
         """Call after every drive(); True when the episode is over early."""
@@ -298,7 +319,7 @@ class Judge:
             and not self.passed
             and e.position[0] > self.lead.position[0] + CARLEN
         ):
-            self.passed = True
+            self.passed, self.pass_steps = True, len(self.y)
         if e.crashed:
             self.reason = "collision"
         elif self.env.off_road():
@@ -310,15 +331,18 @@ class Judge:
         if self.reason:
             return False, self.reason
         y, v, c = np.array(self.y), np.array(self.v), self.lane * WIDTH
-        last = y[-5:]  # the last second
-        inlane = bool(np.all(np.abs(last - c) < 0.8) and np.all(np.abs(y[5:] - c) < 2.0))
+        last, near = y[-5:], self.limits.centre_m  # the last second
+        low, high = self.limits.follow_mps
+        inlane = bool(
+            np.all(np.abs(last - c) < near) and np.all(np.abs(y[5:] - c) < self.limits.drift_m)
+        )
         g = self.g
         ok = {
             "keep": inlane,
-            "left": bool(np.all(np.abs(last) < 0.8)),
-            "right": bool(np.all(np.abs(last - (LANES - 1) * WIDTH) < 0.8)),
+            "left": bool(np.all(np.abs(last) < near)),
+            "right": bool(np.all(np.abs(last - (LANES - 1) * WIDTH) < near)),
             "overtake": self.passed,
-            "follow": inlane and 13.0 <= v[-1] <= 19.5 and not self.passed,
-            "fast": inlane and v[-1] >= 27.5,
+            "follow": inlane and low <= v[-1] <= high and not self.passed,
+            "fast": inlane and v[-1] >= self.limits.fast_mps,
         }[g]
         return bool(ok), "" if ok else "not achieved"
