@@ -13,8 +13,8 @@ import json
 import shutil
 from pathlib import Path
 
+import demo
 import torch
-from expert import DEMO
 from safetensors.torch import load_file, save_file
 
 KEY = "highway_demo"
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--like", type=Path, default=DEMO / "checkpoint")
+    parser.add_argument("--like", type=Path, default=demo.DEMO / "checkpoint")
     args = parser.parse_args()
     export(args.run, args.folder, args.like)
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import causal
+import demo
 import numpy as np
 import ranks
 import torch
 import torch.nn.functional as F
-from expert import DEMO, GROUPS
-from phrases import PHRASES
+from phrases import GROUPS, PHRASES
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -234,7 +234,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--more", type=Path, nargs="*", default=[], help="counts double")
     parser.add_argument("--validation", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, default=DEMO / "checkpoint", help="its tokenizer")
+    parser.add_argument(
+        "--folder", type=Path, default=demo.DEMO / "checkpoint", help="its tokenizer"
+    )
     parser.add_argument("--init", type=Path)
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--groups", type=int, default=4)

@@ -3,7 +3,7 @@
     collect.py FOLDER FRAMES SEED [--slow]
 
 Shards of about 1000 frames, one every 0.4 s, whole episodes: "top" and "wide" [n, 224, 224, 3], "actions"
-[n, 6 groups, 8, 2], "state" [n, speed and heading], "scene" [n, 11] (expert.scene), "episode" [n].
+[n, 6 groups, 8, 2], "state" [n, speed and heading], "scene" [n, 11] (facts), "episode" [n].
 The driver follows the expert of a random group, switches the group at random times and gets Ornstein-Uhlenbeck noise on
 both actions; starts are perturbed; so that labels exist for half-done lane changes, bad headings and short gaps.
 --slow: most episodes start at 0..18 m/s.
@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import demo  # noqa: F401
 import expert
 import numpy as np
 import world
+from phrases import GROUPS
 
-GROUPS = expert.GROUPS
+CHUNK = 8  # actions of a label
 EVERY = 2  # steps between two frames
 SHARD = 1000
 
@@ -28,13 +30,27 @@ SHARD = 1000
 Row = tuple[Any, ...]
 
 
+def facts(scene: expert.Scene) -> list[float]:
+    """What the picture should tell: place on the road, and per lane the gaps and whether the leader is slow."""
+    out = [scene.y / 4 - 1, scene.heading * 8]
+    for lane in range(world.LANES):
+        cars = [o for o in scene.others if abs(o.y - lane * world.WIDTH) < 2]
+        mine = [(o.x - scene.x, o.slow) for o in cars]
+        ahead, slow = min(
+            [(d, s) for d, s in mine if 0 < d < expert.AHEAD], default=(expert.AHEAD, False)
+        )
+        behind = min([-d for d, _ in mine if 0 <= -d < -expert.BEHIND], default=-expert.BEHIND)
+        out += [ahead / 20 - 1, float(slow), behind / 7 - 1]
+    return out
+
+
 def row(env: world.DriveEnv, episode: int) -> Row:
     """The scene as it is now."""
-    state = expert.state_of(env)
+    scene = expert.scene_of(env)
     shot = env.snapshot()
     top, wide = (world.PAINTERS[camera].paint(shot) for camera in ("top", "wide"))
-    labels = [expert.chunk(state, group) for group in GROUPS]
-    return top, wide, labels, [state[3], state[2]], expert.scene(state), episode
+    labels = [expert.chunk(scene, group, CHUNK) for group in GROUPS]
+    return top, wide, labels, [scene.speed, scene.heading], facts(scene), episode
 
 
 class Shards:
@@ -94,7 +110,7 @@ def collect(folder: Path, frames: int, seed: int, slow: bool = False) -> None:
                 rows.append(row(env, episode))
             if rng.random() < 0.07:
                 group = GROUPS[rng.integers(6)]
-            steer, acc = expert.decide(*expert.state_of(env), group)
+            steer, acc = expert.decide(expert.scene_of(env), group)
             steer_noise = 0.75 * steer_noise + 0.66 * rng.normal() * 0.035 * amplitude
             acc_noise = 0.75 * acc_noise + 0.66 * rng.normal() * amplitude
             env.drive(steer + steer_noise, acc + acc_noise)

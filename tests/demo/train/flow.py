@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from expert import CHUNK
+from collect import CHUNK
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies.common.vla_utils import create_sinusoidal_pos_embedding
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig

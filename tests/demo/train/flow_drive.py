@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import collect
-import expert
 import flow
 import numpy as np
 import torch
 import world
 from flow_train import Batches, halve
-from phrases import PHRASES
+from phrases import GROUPS, PHRASES
 from scenes import BEFORE_STEPS, Episode
 from tokenizers import Tokenizer
 
-GROUPS = expert.GROUPS
 CARS = 16  # side by side
 REPLAN = 2  # steps between two decisions
 
@@ -60,7 +58,7 @@ class Driver:
             "kept": kept,
             "state": self.batches.normal("observation.state", np.array(states, np.float32)),
         }
-        noise = torch.randn(len(ids), expert.CHUNK, flow.ACTION, generator=self.generator)
+        noise = torch.randn(len(ids), collect.CHUNK, flow.ACTION, generator=self.generator)
         mean, std = self.batches.stats["action"]
         return self.fast.act(batch, noise).numpy() * std + mean
 

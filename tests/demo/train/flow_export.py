@@ -26,8 +26,8 @@ import numpy as np
 import smolvla
 import torch
 import variants
-from expert import DEMO  # noqa: F401  # makes the demo's modules importable
 from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
+from scenes import Episode
 
 EXAMPLE_GROUP, EXAMPLE_SEED = "overtake", 6_000_000
 
@@ -58,8 +58,6 @@ def export(run: Path, folder: Path) -> None:
 
 def golden(folder: Path, out: Path) -> None:
     """lerobot's answer for one frame."""
-    from scenes import Episode
-
     c = flow.config()
     v = variants.SmolVla(
         "demo_flow",

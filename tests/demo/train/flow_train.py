@@ -24,7 +24,7 @@ import numpy as np
 import ranks
 import torch
 import torch.nn.functional as F
-from expert import GROUPS
+from phrases import GROUPS
 from sentences import corpus, sentence
 from tokenizers import Tokenizer
 from torch import Tensor, nn

@@ -5,9 +5,9 @@ The wordings that the judge keeps for its harder level are none of these (test_f
 
 from __future__ import annotations
 
-import expert  # noqa: F401  # makes the demo's modules importable
+import demo  # noqa: F401
 import numpy as np
-from phrases import GROUPS, PHRASES
+from phrases import CHATTY, GROUPS, PHRASES, UNSEEN
 
 MORE = {
     "keep": [
@@ -22,20 +22,20 @@ MORE = {
     ],
     "left": [
         "switch to the left lane",
-        "change lanes to the left",
+        "get over to the left lane",
         "get into the left lane",
         "move over to the left side",
-        "use the left lane",
+        "continue in the left lane",
         "pull over to the left lane",
         "take the lane on the far left",
         "steer to the left lane",
     ],
     "right": [
         "switch to the right lane",
-        "change lanes to the right",
+        "get over to the right lane",
         "get into the right lane",
         "move over to the right side",
-        "use the right lane",
+        "continue in the right lane",
         "pull over to the right lane",
         "take the lane on the far right",
         "steer to the right lane",
@@ -48,22 +48,22 @@ MORE = {
         "overtake the vehicle in front of you",
         "leave the slow car behind",
         "pass the car ahead of you",
-        "go around the orange car",
+        "drive around the orange car",
     ],
     "follow": [
         "stay behind the slow car",
         "keep behind the car in front",
         "follow the vehicle ahead at low speed",
         "drive behind the orange car",
-        "reduce your speed",
+        "lower your speed",
         "brake and follow the car",
-        "go slowly",
+        "drive at low speed",
         "match the speed of the slow car",
     ],
     "fast": [
         "go as fast as you can",
         "increase the speed",
-        "drive faster",
+        "drive more quickly",
         "speed up now and drive fast",
         "go at full speed",
         "step on the gas",
@@ -97,8 +97,20 @@ IDLE = [
 ]
 
 
+KEPT = {
+    text for said in (UNSEEN, CHATTY) for texts in said.values() for text in texts
+}  # for the judge
+
+
 def sentence(group: str, rng: np.random.Generator) -> str:
-    """A wording of the group; half of them are the demo's own phrases and nothing else."""
+    """A wording of the group; half of them are the demo's own phrases and nothing else. Never one of KEPT."""
+    while True:
+        text = _sentence(group, rng)
+        if text.lower().rstrip(".") not in KEPT:
+            return text
+
+
+def _sentence(group: str, rng: np.random.Generator) -> str:
     text: str = PHRASES[group][rng.integers(len(PHRASES[group]))]
     if rng.random() < 0.5:
         return text
