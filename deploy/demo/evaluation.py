@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade import Client
+from saccade import Client, SaccadeError
 from saccade.eval import Job, parse, run, summarise, with_baselines
 from saccade.eval.command import seeds
 from saccade.eval.summary import honesty, markdown, shown, terminal
@@ -87,11 +87,22 @@ class Server:
             [binary, "serve", "--config", str(config)], stdout=sys.stderr
         )
         try:
-            with Client(self.address) as client:
-                client.wait_ready(60)
+            self._wait_ready(60.0)
         except BaseException:
             self.kill()
             raise
+
+    def _wait_ready(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        with Client(self.address) as client:
+            while True:
+                if self._process.poll() is not None:
+                    raise OSError(f"saccade-server ended with {self._process.returncode}")
+                try:
+                    return client.wait_ready(1.0)
+                except TimeoutError:
+                    if time.monotonic() > end:
+                        raise
 
     def _config(self, models: Sequence[str], threads: int, dtype: str) -> str:
         entries = []
@@ -341,7 +352,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.model.removesuffix("_bf16") not in policies():
         parser.error(f"--model is one of {', '.join(policies())}")
-    return table(args) if args.table else one(args)
+    try:
+        return table(args) if args.table else one(args)
+    except (SaccadeError, OSError, ValueError) as error:
+        print(f"eval: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

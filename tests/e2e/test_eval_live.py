@@ -198,6 +198,20 @@ def test_the_table_goes_between_its_markers(
     assert again.replace("none.", "`replan=3`.") == once + "\nafter\n"
 
 
+def test_a_server_that_does_not_start_is_said() -> None:
+    for binary, said in (("/bin/false", "saccade-server ended with 1"), ("/none", "No such file")):
+        done = subprocess.run(
+            [sys.executable, evaluation.__file__, "--binary", binary],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+
+
 needs_highway = pytest.mark.skipif(
     not importlib.util.find_spec("highway_env"), reason="highway-env is missing"
 )
