@@ -87,7 +87,9 @@ def main() -> int:
         print(f"{group:<9} {ok:.0f}/{len(some)} {dict(why)} {dict(kinds)}", flush=True)
         records += some
     ok = sum(float(r["ok"]) for r in records)
-    print(f"{args.level} {args.stress} {args.mode}: {ok:.0f}/{len(records)} = {ok / len(records):.3f}")
+    print(
+        f"{args.level} {args.stress} {args.mode}: {ok:.0f}/{len(records)} = {ok / len(records):.3f}"
+    )
     if args.out:
         Path(args.out).write_text(json.dumps(records), encoding="utf-8")
     for session in sessions:
