@@ -87,9 +87,12 @@ class Episode:
         """The car's, m/s."""
         return float(self.env.vehicle.speed)
 
-    def frames(self, cameras: Sequence[str]) -> dict[str, Array]:
-        """RGB pictures [224, 224, 3] by camera: "top" (4 px per metre), "wide" (2), "before" (top, 0.4 s ago)."""
-        return {camera: self._frame(camera) for camera in cameras}
+    def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> dict[str, Array]:
+        """RGB pictures [224, 224, 3] by camera: "top" (4 px per metre), "wide" (2), "before" (top, 0.4 s ago).
+
+        All of them as they were age_s ago, between two steps as well.
+        """
+        return {camera: self._frame(camera, age_s) for camera in cameras}
 
     def frame_age_s(self) -> float:
         """How old the newest picture is: not 0 where a stress holds it back."""
@@ -142,16 +145,24 @@ class Episode:
         self._shots.clear()
         self.env.close()
 
-    def _frame(self, camera: str) -> Array:
+    def _frame(self, camera: str, age_s: float) -> Array:
         if camera not in CAMERAS:
             raise ValueError(f"camera {camera!r} is none of {', '.join(CAMERAS)}")
         if self.mode == "blank":
             return view.blank()
-        asked = max(0, self.step - BEFORE_STEPS) if camera == "before" else self.step
-        moment = self._trouble.shown_step(asked)
+        ago = age_s / self.dt_s + (BEFORE_STEPS if camera == "before" else 0)
+        steps = math.floor(ago + 1e-9)
+        later, earlier = self._moment(steps), self._moment(steps + 1)
+        shot = self._trouble.see(self._shots[later], later)
+        if ago - steps > 1e-9 and later != earlier:
+            old = self._trouble.see(self._shots[earlier], earlier)
+            shot = view.between(old, shot, 1 - (ago - steps))
         painter = world.PAINTERS["wide" if camera == "wide" else "top"]
-        picture = painter.paint(self._trouble.see(self._shots[moment], moment))
-        return self._trouble.expose(picture, moment, painter.scaling)
+        return self._trouble.expose(painter.paint(shot), later, painter.scaling)
+
+    def _moment(self, steps_ago: int) -> int:
+        """The step of the picture that was there then; the first one before there was any."""
+        return self._trouble.shown_step(max(0, self.step - steps_ago))
 
 
 def _offset(y: float) -> float:

@@ -85,6 +85,25 @@ def lane_lines(lanes: int, width: float) -> tuple[Line, ...]:
     return (Line(-width / 2, striped=False), *inner, Line((lanes - 0.5) * width, striped=False))
 
 
+def between(before: Snapshot, after: Snapshot, share: float) -> Snapshot:
+    """That part of the way from one to the next; what is only in one of them is as in the later."""
+    if len(before.cars) != len(after.cars) or len(before.things) != len(after.things):
+        return after
+
+    def mean(a: float, b: float) -> float:
+        return a + (b - a) * share
+
+    cars = tuple(
+        Car(mean(a.x, b.x), mean(a.y, b.y), mean(a.heading, b.heading), b.color)
+        for a, b in zip(before.cars, after.cars, strict=True)
+    )
+    things = tuple(
+        Thing(mean(a.x, b.x), mean(a.y, b.y), b.radius, b.color)
+        for a, b in zip(before.things, after.things, strict=True)
+    )
+    return Snapshot(cars, after.lines, after.ground, things)
+
+
 class Painter:
     """Draws snapshots at one scale [px/m]."""
 
