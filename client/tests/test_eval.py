@@ -176,7 +176,8 @@ class LaneEpisode:
     def __init__(self, group: str, seed: int) -> None:
         self.group, self.seed, self.step = group, seed, 0
         self.actions: list[list[float]] = []
-        self.ages: list[tuple[int, float]] = []
+        self.looked: list[float] = []
+        self.held_s = 0.0
         self.closed = False
 
     def instruction(self) -> str:
@@ -186,9 +187,12 @@ class LaneEpisode:
         return 10.4
 
     def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> Mapping[str, worlds.Picture]:
-        assert 0 <= age_s < self.dt_s
-        self.ages.append((self.step, age_s))
-        return {c: np.full((2, 2, 3), self.step, np.uint8) for c in cameras}
+        seen = self.step - age_s / self.dt_s
+        self.looked.append(seen)
+        return {c: np.full((2, 2, 3), int(seen + 1e-9), np.uint8) for c in cameras}
+
+    def frame_age_s(self) -> float:
+        return self.held_s
 
     def state(self) -> list[float]:
         return [float(self.step), 0.25]
@@ -333,11 +337,8 @@ def test_the_action_error_is_against_full_recompute_in_the_same_state() -> None:
 def test_stale_pictures_between_two_steps() -> None:
     policy = Policy()
     drive(policy, "stale=300")
-    stale = [a for a in policy.asked if a["age_s"]]
-    assert [a["seen"] for a in stale] == list(range(1, 18, 2))
-    assert {round(a["age_s"], 9) for a in stale} == {0.3}
-    taken = [(step, round(age, 9)) for step, age in Lane.made[0].ages if age]
-    assert taken == [(step, 0.1) for step in range(1, 20, 2)]
+    assert [round(a["age_s"], 9) for a in policy.asked] == [0.0, 0.3, *[0.3] * 8]
+    assert Lane.made[0].looked == pytest.approx([0, *(s - 1.5 for s in range(2, 20, 2))])
 
 
 def test_a_longer_wait_between_requests() -> None:
@@ -507,6 +508,15 @@ def test_a_file_that_is_no_world(tmp_path: Path) -> None:
     (tmp_path / "half_a_world.py").write_text("GROUPS = ()\n")
     with pytest.raises(ValueError, match="CAMERAS"):
         worlds.load(str(tmp_path / "half_a_world.py"))
-    before = worlds.digest(str(tmp_path / "half_a_world.py"))
-    (tmp_path / "beside.py").write_text("")
-    assert worlds.digest(str(tmp_path / "half_a_world.py")) != before
+
+
+def test_a_world_is_what_it_imports_from_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "some_world.py"
+    file.write_text("import beside\nimport os\n")
+    before = worlds.digest(str(file))
+    (tmp_path / "script.py").write_text("")
+    assert worlds.digest(str(file)) == before
+    (tmp_path / "beside.py").write_text("from deeper import x\n")
+    second = worlds.digest(str(file))
+    (tmp_path / "deeper.py").write_text("x = 1\nimport some_world\n")
+    assert len({before, second, worlds.digest(str(file))}) == 3

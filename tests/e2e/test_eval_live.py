@@ -36,9 +36,13 @@ class Episode:
     def speed(self):
         return 20.0
 
-    def frames(self, cameras):
-        rng = np.random.default_rng([self.seed, self.step // 4])  # four steps look the same
+    def frames(self, cameras, age_s=0.0):
+        step = self.step - round(age_s / 0.2)
+        rng = np.random.default_rng([self.seed, step // 4])  # four steps look the same
         return {c: rng.integers(0, 256, (224, 224, 3), np.uint8) for c in cameras}
+
+    def frame_age_s(self):
+        return 0.0
 
     def state(self):
         return []

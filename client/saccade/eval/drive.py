@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -111,11 +110,9 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Seen:
-    step: int
-    age_s: float
-    """Of the pictures, in that step."""
-    at_ns: int
     pictures: Mapping[str, Picture]
+    age_s: float
+    at_ns: int
 
 
 class _Link:
@@ -136,7 +133,7 @@ class _Link:
         """Of the world."""
         return tuple(self._names.values())
 
-    def tell(self, episode: Episode, seen: _Seen, age_s: float) -> None:
+    def tell(self, episode: Episode, seen: _Seen) -> None:
         """The observation of a request: these pictures; all else as it is now."""
         text = episode.instruction()
         if not self._state_dim:
@@ -151,7 +148,7 @@ class _Link:
                 images.to_jpeg(picture) if self._jpeg else picture,
                 camera=name,
                 capture_time_ns=seen.at_ns,
-                age_s=age_s,
+                age_s=seen.age_s,
             )
 
     def check(self, answer: types.Actions) -> None:
@@ -242,7 +239,7 @@ class _Probe:
 
     def ask(self, episode: Episode, seen: _Seen) -> None:
         """Now, without waiting."""
-        self._link.tell(episode, seen, 0.0)
+        self._link.tell(episode, seen)
         self._asked = self._link.ask(self._scene, episode)
 
     async def error(self, step: int, done: npt.NDArray[np.float32] | None) -> float | None:
@@ -266,9 +263,6 @@ async def _loop(
     probe: _Probe | None,
     watch: Watcher | None,
 ) -> None:
-    # A picture of the step that many before, and that much older than it.
-    delay, age_ms = divmod(setting.stale_ms, round(episode.dt_s * 1e3))
-    seen: deque[_Seen] = deque(maxlen=delay + 1)
     plan: _Plan | None = None
     asked: asyncio.Future[types.Actions] | None = None
     asked_at = 0
@@ -277,16 +271,13 @@ async def _loop(
         step = episode.step
         await clock.tick(step)
         due = step % setting.replan == 0
-        if step == 0 or (step + delay) % setting.replan == 0:
-            seen.append(_look(episode, link.cameras, age_ms * 1e-3 if step else 0.0))
         if due and asked is None:
-            then = next((s for s in reversed(seen) if s.step <= step - delay), seen[0])
-            age_s = (step - then.step) * episode.dt_s + then.age_s - clock.lead_s
-            link.tell(episode, then, max(0.0, age_s))
+            seen = _look(episode, link.cameras, setting.stale_ms * 1e-3, clock.lead_s)
+            link.tell(episode, seen)
             asked, asked_at = link.ask(setting, episode), step
             record.calls += 1
         if probe is not None and probe.is_due(step):
-            probe.ask(episode, _look(episode, probe.cameras, 0.0))
+            probe.ask(episode, _look(episode, probe.cameras))
             record.probes += 1
         answer = None
         if asked is not None:
@@ -312,17 +303,21 @@ async def _loop(
             if error is not None:
                 record.errors.append(round(error, 5))
         if watch is not None:
-            now = _look(episode, link.cameras, 0.0).pictures
+            now = _look(episode, link.cameras).pictures
             watch.step(episode, now, answer, link.told, action)
         over = episode.drive([float(value) for value in action])
     if asked is not None:
         asked.cancel()
 
 
-def _look(episode: Episode, cameras: tuple[str, ...], age_s: float) -> _Seen:
-    asked = tuple(dict.fromkeys(cameras))
-    pictures = episode.frames(asked, age_s) if age_s else episode.frames(asked)
-    return _Seen(episode.step, age_s, time.monotonic_ns(), pictures)
+def _look(
+    episode: Episode, cameras: tuple[str, ...], stale_s: float = 0.0, lead_s: float = 0.0
+) -> _Seen:
+    """Pictures of so long ago, or of the start; they are asked of the step's beginning, ``lead_s`` before it."""
+    age_s = min(stale_s, episode.step * episode.dt_s)
+    pictures = episode.frames(tuple(dict.fromkeys(cameras)), age_s)
+    held_s = age_s + episode.frame_age_s() - lead_s
+    return _Seen(pictures, max(0.0, held_s), time.monotonic_ns())
 
 
 def _note(record: Record, answer: types.Actions) -> None:
