@@ -155,8 +155,8 @@ def test_lost_late_and_repeated_pictures_are_bounded() -> None:
 
 @needs_highway
 def test_a_switched_instruction_is_judged_by_the_last() -> None:
-    e = episode("left", SEED + 1, stress="switch")
-    plain = episode("left", SEED + 1)
+    e = episode("left", SEED + 3, stress="switch")
+    plain = episode("left", SEED + 3)
     first = e.instruction()
     assert e.told != "left"
     assert first in phrases.PHRASES[e.told]
