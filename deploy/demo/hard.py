@@ -28,7 +28,7 @@ LIMITS = world.Limits(centre_m=0.6, drift_m=1.6, follow_mps=(11.0, 19.0), fast_m
 LIMIT_STEPS = {"overtake": 70}
 OWN_LANE_M = 75.0  # ahead in the ego's lane nobody is added nearer
 GAP_M = 13.0  # between cars of one lane at the start
-ROOM_M, ROOM_S = 9.5, 1.8  # that a cut-in leaves, and for every m/s of difference
+ROOM_M, ROOM_S = 9.0, 1.6  # that a cut-in leaves, and for every m/s of difference
 GROUND_DEPTH = 16  # grey levels to either side
 GROUND_CELL_M = 2.0
 

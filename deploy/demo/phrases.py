@@ -90,9 +90,9 @@ UNSEEN = {
     ],
     "follow": [
         "reduce speed",
-        "slow down and stay behind",
-        "drive slowly and follow",
-        "go slowly",
+        "go slowly and stay behind",
+        "go slowly and follow",
+        "follow slowly behind",
         "reduce your speed",
         "follow the slow vehicle",
     ],
@@ -101,8 +101,8 @@ UNSEEN = {
         "drive faster",
         "hurry",
         "go at high speed",
-        "accelerate to high speed",
-        "speed up and drive fast",
+        "full speed",
+        "hurry now",
     ],
 }
 CHATTY = {
@@ -149,9 +149,9 @@ CHATTY = {
     "fast": [
         "please drive faster",
         "it is late, go fast",
-        "hurry up and go please",
+        "please hurry",
         "my car, hurry",
-        "yes, speed up and drive fast",
-        "hello accelerate to high speed",
+        "ok go fast",
+        "you can go fast",
     ],
 }

@@ -70,7 +70,7 @@ class Episode:
             self.env, self.kind = world.make_env(group, seed), "plain"
             self.judge = world.Judge(self.env, group)
             self.limit_steps = world.T_EVAL.get(group, world.T_STEPS)
-        self.limit_steps += self._trouble.switch_step
+        self.limit_steps += self._trouble.more_steps(group)
         self._shots = [self.env.snapshot()]  # of every step
         self._over = False
 

@@ -34,12 +34,17 @@ BIRD = (90, 40, 120)
 # What may be asked first, so that the start lane is still the one to keep, or nothing is decided yet.
 FIRST = {
     "keep": ("follow", "fast"),
-    "left": ("keep", "right", "follow"),
-    "right": ("keep", "left", "follow"),
-    "overtake": ("keep", "follow"),
+    "left": ("keep", "right"),
+    "right": ("keep", "left"),
+    "overtake": ("keep",),
     "follow": ("keep",),
     "fast": ("keep", "follow"),
 }
+MORE_STEPS = {
+    "left": 15,
+    "right": 15,
+    "overtake": 15,
+}  # after a switch: the start is worse than its own
 REMARKS = (
     "the weather is nice today, {}",
     "{}, and tell me a story",
@@ -65,6 +70,10 @@ class Stress:
 
     def _rng(self, *moment: int) -> np.random.Generator:
         return np.random.default_rng([*self._key, *moment])
+
+    def more_steps(self, group: str) -> int:
+        """How much longer an episode of that group is."""
+        return self.switch_step + MORE_STEPS.get(group, 0) if self.kind == "switch" else 0
 
     # ------------------------------------------------------------------------------------ the line
     def shown_step(self, step: int) -> int:

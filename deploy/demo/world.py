@@ -332,8 +332,8 @@ class Judge:
 
     def verdict(self) -> tuple[bool, str]:
         """Success, and why not."""
-        if self.reason:
-            return False, self.reason
+        if self.reason or not self.y:
+            return False, self.reason or "not achieved"
         y, v, c = np.array(self.y), np.array(self.v), self.lane * WIDTH
         last, near = y[-5:], self.limits.centre_m  # the last second
         low, high = self.limits.follow_mps
