@@ -236,7 +236,7 @@ def run(args: argparse.Namespace) -> View:
         cars = asyncio.run(drive(args, model, setting, view))
         after = runner.scrape(job.metrics)
         window: dict[str, Any] = {"setting": setting.name, "seconds": time.monotonic() - start}
-        window["calls"] = sum(r.calls for car in cars for r in car.records)
+        window["requests"] = sum(r.calls for car in cars for r in car.records)
         if before is not None and after is not None:
             window.update(runner.measure(Window(after, before)))
     if others is not None:

@@ -23,6 +23,8 @@ _ENDINGS = {
 }
 _SOURCES = {"computed": "--computed", "reused": "--reused", "evicted": "--evicted"}
 
+_NBSP = "\u00a0"
+
 Row = Mapping[str, Any]
 
 
@@ -86,11 +88,11 @@ def _section(title: str, inner: str, note: str = "", wide: bool = False) -> str:
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"
+    return "-" if share is None else f"{100 * share:.{digits}f}{_NBSP}%"
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
+    return "-" if value is None else f"{value:.1f}{_NBSP}ms"
 
 
 def _count(value: float) -> str:
@@ -204,7 +206,7 @@ def _groups(rows: Sequence[Row]) -> str:
         for g, v in r["groups"].items()
     ]
     title = "Success by instruction"
-    note = f"Of {text(driven[0]['name'])}." if driven else ""
+    note = f"Setting: {text(driven[0]['name'])}." if driven else ""
     axis = "episodes that succeeded, with the 95 % interval"
     return _section(title, plots.intervals(estimates, axis, title), note)
 
@@ -464,12 +466,12 @@ def _made_of(log: runner.Log, result: Row) -> str:
             )
         )
     server = result.get("server")
-    if server:
+    if server and server["steps"]:
         facts.append(
             (
                 "steps of the model",
                 f"{_count(server['steps'])}, {server['batch_sequences']:.2f} sequences and"
-                f" {server['batch_rows']:.0f} rows each on average, {server['step_ms_per_call']:.1f} ms a call",
+                f" {server['batch_rows']:.0f} rows each on average",
             )
         )
     slipped = sum(e["world"].get("slipped_s", 0.0) for e in log.episodes)
@@ -485,9 +487,8 @@ def _reading(rows: Sequence[Row], margin: float) -> str:
         for r in rows
         if r.get("paired", {}).get("n")
     ]
-    return _section(
-        "What so many episodes can show", f"<ul>{''.join(honest)}</ul>" if honest else ""
-    )
+    inner = f"<ul>{''.join(honest)}</ul>" if honest else ""
+    return _section("What so many episodes can show", inner, wide=True)
 
 
 def _style() -> str:
