@@ -377,6 +377,17 @@ def test_what_is_wrong_ends_the_drive() -> None:
         drive(policy, "full")
 
 
+def test_a_server_that_hangs_ends_the_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driving, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def wait() -> None:
+        never: asyncio.Future[types.Actions] = asyncio.get_running_loop().create_future()
+        await driving.FastClock(0.2, 0.1).answer(never)
+
+    with pytest.raises(errors.SaccadeError, match="no answer within"):
+        asyncio.run(wait())
+
+
 def test_noise_follows_from_the_episode_alone() -> None:
     policy = Policy(state_dim=1)
     drive(policy, "steps=4", seed=8)

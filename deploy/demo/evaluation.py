@@ -213,23 +213,26 @@ def evaluate(
     return result
 
 
-def line(result: dict[str, Any], name: str) -> dict[str, Any]:
-    """The one line of --json: one setting."""
-    row = next(s for s in result["settings"] if s["name"] == name)
+def line(result: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The one line of --json: the first of the settings, and all of them where there are more."""
+    rows = {s["name"]: s for s in result["settings"]}
     kept = ("n", "ok", "success", "collision_free", "interval")
-    return {
-        "setting": name,
-        "model": result["model"],
-        **{k: row[k] for k in kept},
-        "groups": {g: {k: v[k] for k in kept} for g, v in row["groups"].items()},
-        "latency_ms": row["latency_ms"],
-        "round_trip_ms": row["round_trip_ms"],
-        "model_calls_per_s": row["model_calls_per_s"],
-        "deadlines": row["deadlines"],
-        "cached_share": row["work"]["cached_share"],
-        "server": row.get("server"),
-        "seeds": result["seeds"],
-    }
+    more = ("latency_ms", "round_trip_ms", "model_calls_per_s", "deadlines", "action_error")
+
+    def short(name: str) -> dict[str, Any]:
+        row = rows[name]
+        return {
+            "setting": name,
+            **{k: row[k] for k in kept},
+            "groups": {g: {k: v[k] for k in kept} for g, v in row["groups"].items()},
+            **{k: row.get(k) for k in (*more, "server", "baseline", "paired")},
+            "cached_share": row["work"]["cached_share"],
+        }
+
+    found = {"model": result["model"], "seeds": result["seeds"], **short(names[0])}
+    if len(names) > 1:
+        found["settings"] = [short(name) for name in names]
+    return found
 
 
 def one(args: argparse.Namespace) -> int:
@@ -256,7 +259,7 @@ def one(args: argparse.Namespace) -> int:
         )
     print(terminal(result), file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps(line(result, parse(settings[0], args.level).name)))
+        print(json.dumps(line(result, [parse(s, args.level).name for s in settings])))
     return 0
 
 

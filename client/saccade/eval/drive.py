@@ -19,6 +19,7 @@ from saccade.eval.world import Episode, Picture, World
 PROBE_EVERY = 4
 """Of so many seeds one is driven with full recompute asked in the same states, too. What the cache saves is counted on the
 others: their pictures are known from no other request."""
+ANSWER_TIMEOUT_S = 60.0
 _PASSING = (errors.Late, errors.Expired, errors.QueueFull, errors.RateLimited)
 """A request may end so on a busy server; anything else is wrong, and ends the run."""
 
@@ -51,8 +52,11 @@ class FastClock:
         """At once."""
 
     async def answer(self, asked: asyncio.Future[types.Actions]) -> types.Actions | None:
-        """Always there."""
-        return await asked
+        """Always there, but of a server that hangs."""
+        try:
+            return await asyncio.wait_for(asked, ANSWER_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise errors.SaccadeError(f"no answer within {ANSWER_TIMEOUT_S:g} s") from None
 
     def notes(self) -> Mapping[str, float]:
         """Nothing."""
