@@ -178,7 +178,7 @@ def print_metrics(address: str) -> None:
 
 async def drive(args: argparse.Namespace, model: str, setting: Setting, view: View) -> list[Car]:
     """All cars at once, for the time asked for."""
-    world = load(str(WORLD))
+    world = load(args.world)
     shots = [film.Film() if args.out and i == 0 else None for i in range(args.cars)]
     cars = [Car(i, world, view, shots[i]) for i in range(args.cars)]
     hand = asyncio.create_task(typed(cars, view)) if sys.stdin.isatty() or args.stdin else None
@@ -264,7 +264,7 @@ def prepare(args: argparse.Namespace) -> tuple[str, Setting, runner.Job]:
     job = runner.Job(
         address=args.address,
         model=args.model,
-        world=str(WORLD),
+        world=args.world,
         settings=[setting],
         groups=(),
         seeds=range(0),
@@ -282,6 +282,7 @@ def main() -> int:
     parser.add_argument("--latency-class", default="", help="default: the model's")
     parser.add_argument("--seconds", type=float, default=20.0, help="of driving")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--world", default=str(WORLD), help="as of saccade eval (the demo's)")
     parser.add_argument("--cars", type=int, default=1, help="each with a client of its own")
     parser.add_argument("--level", default="base", help="of the scenes: base or hard")
     parser.add_argument("--stress", default="none", help="see README.md")

@@ -147,7 +147,18 @@ class View:
             )
         lines += table(
             "cars",
-            ["", "told", "step", "m/s", "steer rad", "accel m/s2", "ms", "patches", "ok", "last"],
+            [
+                "",
+                "told",
+                "step",
+                "m/s",
+                "steer rad",
+                "accel m/s2",
+                "ms",
+                "new/reused/evicted",
+                "ok",
+                "last",
+            ],
             [self._row(i, s) for i, s in enumerate(self.cars)],
             "none yet",
         )

@@ -16,7 +16,7 @@ std::string Name(size_t m) { return std::string(kModalityNames[m]); }
 BlockPool::BlockPool(uint32_t num_blocks, const std::array<PartitionQuota, kModalities>& quotas)
     : blocks_(num_blocks),
       buckets_(std::bit_ceil(std::max<size_t>(num_blocks, 1)), kNone),
-      evicted_(2 * buckets_.size()) {
+      evicted_(4 * buckets_.size()) {
   for (size_t m = 0; m < kModalities; ++m) partitions_[m].quota = quotas[m];
   for (int32_t i = static_cast<int32_t>(num_blocks) - 1; i >= 0; --i) PushFree(i);
 }

@@ -89,8 +89,8 @@ class BlockPool {
 
   // The block that holds `key`; invalid when none does, or when it is claimed.
   BlockId Find(const Digest128& key) const;
-  // The block of this key is there, or was and has been evicted: as far back as is remembered,
-  // which is by 64 bits of the key and for about as many evictions as there are blocks.
+  // The block of this key is there, or was and has been evicted, as far as is remembered: by 32
+  // bits of the key beside its place, and four of five of the last num_blocks evictions.
   bool Knew(const Digest128& key) const {
     return evicted_[key.low & (evicted_.size() - 1)] == Mark(key) || Lookup(key) != kNone;
   }
@@ -116,7 +116,7 @@ class BlockPool {
   Partition& PartitionOf(const Block& b) { return partitions_[static_cast<size_t>(b.modality)]; }
   size_t Bucket(const Digest128& key) const { return key.low & (buckets_.size() - 1); }
   // Never 0, which stands for nothing.
-  static uint64_t Mark(const Digest128& key) { return key.high | 1; }
+  static uint32_t Mark(const Digest128& key) { return static_cast<uint32_t>(key.high >> 32) | 1; }
   int32_t Lookup(const Digest128& key) const;
   bool BelowCap(const Capacity& capacity, size_t m) const {
     return capacity.used[m] < partitions_[m].quota.cap;
@@ -130,7 +130,7 @@ class BlockPool {
 
   std::vector<Block> blocks_;
   std::vector<int32_t> buckets_;   // heads; a power of two, at least num_blocks
-  std::vector<uint64_t> evicted_;  // marks of evicted keys, newest wins; twice as many as buckets_
+  std::vector<uint32_t> evicted_;  // marks of evicted keys, newest wins; four times buckets_
   std::array<Partition, kModalities> partitions_;
   int32_t free_head_ = kNone;
   uint32_t free_ = 0;

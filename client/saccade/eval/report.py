@@ -466,7 +466,7 @@ def _made_of(log: runner.Log, result: Row) -> str:
             )
         )
     server = result.get("server")
-    if server and server["steps"]:
+    if isinstance(server, Mapping) and server["steps"]:  # else it is the run's version
         facts.append(
             (
                 "steps of the model",
