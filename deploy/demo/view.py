@@ -63,7 +63,7 @@ class Ground:
     """A texture beside the road, fixed to the world: cells of cell_m, brightness GREY +- depth."""
 
     tile: Array  # [cells, cells] of brightness
-    cell_m: float
+    cell_m: float  # a whole number of pixels
     top: float  # the road's edges; no texture between them
     bottom: float
     paved: tuple[float, float, float, float] | None = None  # x0, x1, y0, y1: neither there
@@ -192,20 +192,23 @@ class Painter:
         return sprite
 
     def _draw_ground(self, ground: Ground, ox: float, oy: float) -> None:
-        centres = (np.arange(SIZE) + 0.5) / self.scaling
-        cells = ground.tile.shape[0]
-        columns = np.floor((ox + centres) / ground.cell_m).astype(int) % cells
-        y = oy + centres
-        rows = np.floor(y / ground.cell_m).astype(int) % cells
-        beside = (y < ground.top) | (y > ground.bottom)
-        levels = np.where(beside[:, None], ground.tile[rows[:, None], columns[None, :]], GREY[0])
+        """The cells that are in the picture, one pixel each, enlarged; then the road over them."""
+        cells, size = ground.tile.shape[0], self._pix(ground.cell_m)
+        count = SIZE // size + 2
+        column, row = math.floor(ox / ground.cell_m), math.floor(oy / ground.cell_m)
+        columns, rows = (np.arange(first, first + count) % cells for first in (column, row))
+        seen = np.repeat(ground.tile[np.ix_(rows, columns)][:, :, None], 3, axis=2)
+        patch = pygame.image.frombuffer(seen.tobytes(), (count, count), "RGB")
+        self._surface.blit(
+            pygame.transform.scale(patch, (count * size, count * size)),
+            (-self._pix(ox - column * ground.cell_m), -self._pix(oy - row * ground.cell_m)),
+        )
+        top, bottom = self._pix(ground.top - oy), self._pix(ground.bottom - oy)
+        self._surface.fill(GREY, (0, top, SIZE, bottom - top))
         if ground.paved is not None:
             x0, x1, y0, y1 = ground.paved
-            x = ox + centres
-            paved = ((y > y0) & (y < y1))[:, None] & ((x > x0) & (x < x1))[None, :]
-            levels = np.where(paved, GREY[0], levels)
-        rgb = np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
-        self._surface.blit(pygame.image.frombuffer(rgb.tobytes(), (SIZE, SIZE), "RGB"), (0, 0))
+            left, top = self._pix(x0 - ox), self._pix(y0 - oy)
+            self._surface.fill(GREY, (left, top, self._pix(x1 - x0), self._pix(y1 - y0)))
 
 
 def blank(value: int = GREY[0]) -> Array:
