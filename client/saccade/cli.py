@@ -1,4 +1,4 @@
-"""The command line: predict, generate, stream, models, status, top, admin, eval."""
+"""The command line: predict, generate, stream, models, status, top, admin, eval, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from saccade import Client, errors, top, types
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
-from saccade.eval import command
+from saccade.eval import command, report
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -408,6 +408,7 @@ def _parser() -> argparse.ArgumentParser:
     live.set_defaults(run=_top)
 
     command.add_parser(commands)
+    report.add_parser(commands)
     return parser
 
 

@@ -176,7 +176,8 @@ class LaneEpisode:
     def __init__(self, group: str, seed: int) -> None:
         self.group, self.seed, self.step = group, seed, 0
         self.actions: list[list[float]] = []
-        self.ages: list[tuple[int, float]] = []
+        self.looked: list[float] = []
+        self.held_s = 0.0
         self.closed = False
 
     def instruction(self) -> str:
@@ -186,9 +187,12 @@ class LaneEpisode:
         return 10.4
 
     def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> Mapping[str, worlds.Picture]:
-        assert 0 <= age_s < self.dt_s
-        self.ages.append((self.step, age_s))
-        return {c: np.full((2, 2, 3), self.step, np.uint8) for c in cameras}
+        seen = self.step - age_s / self.dt_s
+        self.looked.append(seen)
+        return {c: np.full((2, 2, 3), int(seen + 1e-9), np.uint8) for c in cameras}
+
+    def frame_age_s(self) -> float:
+        return self.held_s
 
     def state(self) -> list[float]:
         return [float(self.step), 0.25]
@@ -284,10 +288,10 @@ class Asked:
         return future
 
 
-def drive(policy: Policy, setting: str) -> driving.Record:
+def drive(policy: Policy, setting: str, seed: int = 7) -> driving.Record:
     Lane.made.clear()
     record = asyncio.run(
-        driving.drive(policy, Lane, parse(setting), "even", 7, "base")  # type: ignore[arg-type]
+        driving.drive(policy, Lane, parse(setting), "even", seed, "base")  # type: ignore[arg-type]
     )
     assert all(e.closed for e in Lane.made)
     return record
@@ -312,29 +316,29 @@ def test_full_recompute_sees_now_and_carries_the_chunk_out() -> None:
 def test_stale_pictures_with_the_newest_of_all_else() -> None:
     policy = Policy()
     record = drive(policy, "stale=400")
-    own = policy.asked[::]
-    probes = [a for a in own if a["age_s"] == 0 and a["seen"] > 0]
-    stale = [a for a in own if a not in probes]
     assert not record.ok
-    assert [a["text"] for a in stale if a["age_s"]] == [
-        f"step {s}, speed 10" for s in range(2, 20, 2)
-    ]
-    assert [a["seen"] for a in stale if a["age_s"]] == list(range(0, 18, 2))
-    assert {round(a["age_s"], 9) for a in stale} == {0.0, 0.4}
-    # Full recompute was asked in the same states: its action is two steps further, 0.2 as trained.
-    assert [a["seen"] for a in probes] == [8, 16]
-    assert record.errors == pytest.approx([0, 0, 0.2, 0.2, 0.2, 0.2], abs=1e-6)
-    assert record.calls == 10  # without those
+    assert policy.opened == ["base"]  # nothing that would warm the cache for it
+    assert [a["text"] for a in policy.asked] == [f"step {s}, speed 10" for s in range(0, 20, 2)]
+    assert [a["seen"] for a in policy.asked] == [0, *range(0, 18, 2)]
+    assert [round(a["age_s"], 9) for a in policy.asked] == [0.0] + [0.4] * 9
+
+
+def test_the_action_error_is_against_full_recompute_in_the_same_state() -> None:
+    policy = Policy()
+    record = drive(policy, "stale=400", seed=driving.PROBE_EVERY)
+    assert policy.opened == ["base", "base"]
+    assert (record.calls, record.probes) == (10, 10)
+    assert [a["seen"] for a in policy.asked[1::2]] == list(range(0, 20, 2))
+    # Its action is two steps further, but at the start: 0.2, as trained.
+    assert record.errors == pytest.approx([0, 0] + [0.2] * 18, abs=1e-6)
+    assert drive(Policy(), "full", seed=driving.PROBE_EVERY).probes == 0
 
 
 def test_stale_pictures_between_two_steps() -> None:
     policy = Policy()
     drive(policy, "stale=300")
-    stale = [a for a in policy.asked if a["age_s"]]
-    assert [a["seen"] for a in stale] == list(range(1, 18, 2))
-    assert {round(a["age_s"], 9) for a in stale} == {0.3}
-    taken = [(step, round(age, 9)) for step, age in Lane.made[0].ages if age]
-    assert taken == [(step, 0.1) for step in range(1, 20, 2)]
+    assert [round(a["age_s"], 9) for a in policy.asked] == [0.0, 0.3, *[0.3] * 8]
+    assert Lane.made[0].looked == pytest.approx([0, *(s - 1.5 for s in range(2, 20, 2))])
 
 
 def test_a_longer_wait_between_requests() -> None:
@@ -342,8 +346,8 @@ def test_a_longer_wait_between_requests() -> None:
     record = drive(policy, "replan=5")
     assert record.ok  # this policy's chunk is right to its end
     assert record.calls == 4
-    assert record.errors == pytest.approx([0] * 6)
-    too_long = drive(Policy(), "replan=6")
+    assert drive(Policy(), "replan=5", seed=8).errors == pytest.approx([0] * 20, abs=1e-6)
+    too_long = drive(Policy(), "replan=6", seed=8)
     assert Lane.made[0].actions[4:7] == [[4.0, 0.5], [4.0, 0.5], [6.0, 0.5]]  # the last one goes on
     assert max(too_long.errors) == pytest.approx(0.1)
 
@@ -373,14 +377,25 @@ def test_what_is_wrong_ends_the_drive() -> None:
         drive(policy, "full")
 
 
+def test_a_server_that_hangs_ends_the_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driving, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def wait() -> None:
+        never: asyncio.Future[types.Actions] = asyncio.get_running_loop().create_future()
+        await driving.FastClock(0.2, 0.1).answer(never)
+
+    with pytest.raises(errors.SaccadeError, match="no answer within"):
+        asyncio.run(wait())
+
+
 def test_noise_follows_from_the_episode_alone() -> None:
     policy = Policy(state_dim=1)
-    drive(policy, "steps=4")
-    own = [a for a in policy.asked if a["flow"] is not None]
-    probes = [a for a in policy.asked if a["flow"] is None]
-    assert [a["seed"] for a in own] == [7000 + s for s in range(0, 20, 2)]
+    drive(policy, "steps=4", seed=8)
+    own, probes = policy.asked[::2], policy.asked[1::2]
+    assert [a["seed"] for a in own] == [8000 + s for s in range(0, 20, 2)]
+    assert [a["seed"] for a in probes] == [a["seed"] for a in own]
     assert {a["flow"].steps for a in own} == {4}
-    assert [a["seed"] for a in probes] == [7000, 7008, 7016]
+    assert {a["flow"] for a in probes} == {None}
     assert own[1]["state"] == [2.0]
     assert own[1]["text"] == "step 2"  # a model that takes a state is not told the speed
 
@@ -389,7 +404,9 @@ def test_another_clock_lets_answers_be_late(monkeypatch: pytest.MonkeyPatch) -> 
     class Slow:
         """Every answer comes a step later."""
 
-        def __init__(self, dt_s: float) -> None:
+        lead_s = 0.0
+
+        def __init__(self, dt_s: float, budget_s: float) -> None:
             self._asked: list[object] = []
 
         async def tick(self, step: int) -> None:
@@ -401,12 +418,16 @@ def test_another_clock_lets_answers_be_late(monkeypatch: pytest.MonkeyPatch) -> 
             self._asked.append(asked)
             return None
 
+        def notes(self) -> Mapping[str, float]:
+            return {"waited": 3.0}
+
     monkeypatch.setitem(driving.CLOCKS, "real", Slow)
     policy = Policy()
     record = drive(policy, "pace=real")
     actions = [a[0] for a in Lane.made[0].actions]
     assert actions[:6] == [0, 1, 2, 3, 4, 5]  # the rows of the step, whenever the chunk came
     assert record.continued == 10
+    assert record.world["waited"] == 3
     assert policy.opened == ["base"]  # and nothing else that would take the server's time
 
 
@@ -432,7 +453,7 @@ def episode(setting: str, group: str, seed: int, ok: bool, why: str = "") -> dic
 
 
 def made_up() -> runner.Log:
-    window = {"seconds": 2.0, "calls": 40, "sequences": [30.0, 10.0], "rows": [300.0, 10.0]}
+    window = {"seconds": 2.0, "requests": 40, "sequences": [30.0, 10.0], "rows": [300.0, 10.0]}
     window["steps"] = {"decode": [0.2, 6.0], "mixed": [0.2, 4.0]}
     return runner.Log(
         {"model": "base"},
@@ -441,7 +462,10 @@ def made_up() -> runner.Log:
             *(episode("stale=200", "a", s, s > 1, "" if s > 1 else "collision") for s in range(10)),
             episode("other", "a", 0, True),
         ],
-        [{"window": {"setting": "full", **window, "cpu_s": 0.5}}],
+        [
+            {"window": {"setting": "full", **window, "cpu_s": 0.5}},
+            {"window": {"setting": "load=5", **window, "load": {"answered": 60}}},
+        ],
     )
 
 
@@ -458,8 +482,11 @@ def test_the_summary() -> None:
     assert full["work"]["cached_share"] == 0.25
     assert full["world"] == {"lateral_error_m": 0.5}
     assert full["server"]["batch_sequences"] == 3
-    assert full["server"]["step_ms_per_call"] == pytest.approx(10)
+    assert full["server"]["step_ms_per_request"] == pytest.approx(10)
     assert full["server"]["calls_per_cpu_s"] == 80
+    loaded = summary.summarise(made_up(), [parse("load=5")])
+    assert loaded["model_calls_per_s"] == 20
+    assert loaded["server"]["step_ms_per_request"] == pytest.approx(4)
     assert result["model_calls_per_s"] == 20
     assert "paired" not in full
     assert (stale["success"], stale["collision_free"]) == (0.8, 0.8)
@@ -492,6 +519,15 @@ def test_a_file_that_is_no_world(tmp_path: Path) -> None:
     (tmp_path / "half_a_world.py").write_text("GROUPS = ()\n")
     with pytest.raises(ValueError, match="CAMERAS"):
         worlds.load(str(tmp_path / "half_a_world.py"))
-    before = worlds.digest(str(tmp_path / "half_a_world.py"))
-    (tmp_path / "beside.py").write_text("")
-    assert worlds.digest(str(tmp_path / "half_a_world.py")) != before
+
+
+def test_a_world_is_what_it_imports_from_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "some_world.py"
+    file.write_text("import beside\nimport os\n")
+    before = worlds.digest(str(file))
+    (tmp_path / "script.py").write_text("")
+    assert worlds.digest(str(file)) == before
+    (tmp_path / "beside.py").write_text("from deeper import x\n")
+    second = worlds.digest(str(file))
+    (tmp_path / "deeper.py").write_text("x = 1\nimport some_world\n")
+    assert len({before, second, worlds.digest(str(file))}) == 3

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade import Client
+from saccade import Client, SaccadeError
 from saccade.eval import Job, parse, run, summarise, with_baselines
 from saccade.eval.command import seeds
-from saccade.eval.summary import honesty, markdown, terminal
+from saccade.eval.summary import honesty, markdown, shown, terminal
 from saccade.eval.world import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +41,13 @@ SERVING = [
     *(f"stale={ms}" for ms in (100, 200, 300, 400, 500)),
     *(f"replan={steps}" for steps in (1, 3, 5)),
 ]
-STRESSES = ("exposure", "noise", "shake", "jump", "distractor", "switch", "drop", "repeat", "late")
+LOADS = ["pace=real+class=driving", *(f"pace=real+class=driving+load={n}" for n in (50, 100, 200))]
+CONTROLS = ["mode=shuffled", "mode=blank"]
 SETTINGS = {
-    CAUSAL: ["full", f"model={CAUSAL}_bf16", *SERVING],
-    FLOW: ["full", f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1))],
+    CAUSAL: [f"model={CAUSAL}_bf16", *SERVING],
+    FLOW: [f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1))],
 }
-"""What ``--table`` drives: each policy with everything that is there to make it cheaper, on scenes without and with stress."""
+"""What ``--table`` drives beside full recompute, the controls, each stress and each load: what makes a policy cheaper."""
 
 
 def free_port() -> int:
@@ -86,11 +87,22 @@ class Server:
             [binary, "serve", "--config", str(config)], stdout=sys.stderr
         )
         try:
-            with Client(self.address) as client:
-                client.wait_ready(60)
+            self._wait_ready(60.0)
         except BaseException:
             self.kill()
             raise
+
+    def _wait_ready(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        with Client(self.address) as client:
+            while True:
+                if self._process.poll() is not None:
+                    raise OSError(f"saccade-server ended with {self._process.returncode}")
+                try:
+                    return client.wait_ready(1.0)
+                except TimeoutError:
+                    if time.monotonic() > end:
+                        raise
 
     def _config(self, models: Sequence[str], threads: int, dtype: str) -> str:
         entries = []
@@ -201,23 +213,26 @@ def evaluate(
     return result
 
 
-def line(result: dict[str, Any], name: str) -> dict[str, Any]:
-    """The one line of --json: one setting."""
-    row = next(s for s in result["settings"] if s["name"] == name)
+def line(result: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The one line of --json: the first of the settings, and all of them where there are more."""
+    rows = {s["name"]: s for s in result["settings"]}
     kept = ("n", "ok", "success", "collision_free", "interval")
-    return {
-        "setting": name,
-        "model": result["model"],
-        **{k: row[k] for k in kept},
-        "groups": {g: {k: v[k] for k in kept} for g, v in row["groups"].items()},
-        "latency_ms": row["latency_ms"],
-        "round_trip_ms": row["round_trip_ms"],
-        "model_calls_per_s": row["model_calls_per_s"],
-        "deadlines": row["deadlines"],
-        "cached_share": row["work"]["cached_share"],
-        "server": row.get("server"),
-        "seeds": result["seeds"],
-    }
+    more = ("latency_ms", "round_trip_ms", "model_calls_per_s", "deadlines", "action_error")
+
+    def short(name: str) -> dict[str, Any]:
+        row = rows[name]
+        return {
+            "setting": name,
+            **{k: row[k] for k in kept},
+            "groups": {g: {k: v[k] for k in kept} for g, v in row["groups"].items()},
+            **{k: row.get(k) for k in (*more, "server", "baseline", "paired")},
+            "cached_share": row["work"]["cached_share"],
+        }
+
+    found = {"model": result["model"], "seeds": result["seeds"], **short(names[0])}
+    if len(names) > 1:
+        found["settings"] = [short(name) for name in names]
+    return found
 
 
 def one(args: argparse.Namespace) -> int:
@@ -244,7 +259,7 @@ def one(args: argparse.Namespace) -> int:
         )
     print(terminal(result), file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps(line(result, parse(settings[0], args.level).name)))
+        print(json.dumps(line(result, [parse(s, args.level).name for s in settings])))
     return 0
 
 
@@ -260,8 +275,8 @@ def table(args: argparse.Namespace) -> int:
     end = time.monotonic() + args.limit_s if args.limit_s else 0.0
     results = {}
     for model in policies():
-        settings = SETTINGS[model] + [f"stress={s}" for s in STRESSES]
-        settings += [f"mode={m}" for m in MODES[1:]]
+        stresses = [f"stress={s}" for s in vars(load(str(WORLD)))["STRESSES"] if s != "none"]
+        settings = ["full", *SETTINGS[model], *LOADS, *stresses, *CONTROLS]
         left = max(1.0, end - time.monotonic()) if end else 0.0
         with Server([model, f"{model}_bf16"], args.binary, args.threads) as server:
             results[model] = evaluate(
@@ -284,25 +299,25 @@ def table(args: argparse.Namespace) -> int:
     return 0 if least >= 6 * len(wanted) else 3
 
 
+def _is_a_choice(row: dict[str, Any]) -> bool:
+    """A setting that a server could run with: no control, no stress, no load of others."""
+    knobs = row["knobs"]
+    return knobs["mode"] == "policy" and knobs["stress"] == "none" and not knobs["load"]
+
+
 def write_table(results: dict[str, dict[str, Any]], readme: Path, margin: float) -> None:
     """Between its markers; at the end of a README without them."""
     parts = []
     for model, result in results.items():
         driven = [r for r in result["settings"] if r["n"]]
-        off = [
-            r["name"]
-            for r in driven
-            if r["knobs"]["mode"] == "policy"
-            and r["knobs"]["stress"] == "none"
-            and "paired" in r
-            and r["paired"]["ratio"] < 1 - margin
-        ]
-        worst = max((r for r in driven if "paired" in r), key=lambda r: -r["n"], default=None)
+        judged = [r for r in driven if "paired" in r and _is_a_choice(r)]
+        off = [shown(r) for r in judged if r["paired"]["ratio"] < 1 - margin]
+        least_sure = max(judged, key=lambda r: r["paired"]["detectable_harm"], default=None)
         parts.append(
             f"### {model}\n\n{markdown(driven)}\n\n"
             f"Below {100 * (1 - margin):g} % of full recompute's success, so off by default:"
             f" {', '.join(f'`{name}`' for name in off) or 'none'}."
-            + (f" What such numbers show: {honesty(worst, margin)}." if worst else "")
+            + (f" Least sure: {honesty(least_sure, margin)}." if least_sure else "")
         )
     text = readme.read_text()
     if BEGIN not in text:
@@ -340,7 +355,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.model.removesuffix("_bf16") not in policies():
         parser.error(f"--model is one of {', '.join(policies())}")
-    return table(args) if args.table else one(args)
+    try:
+        return table(args) if args.table else one(args)
+    except (SaccadeError, OSError, ValueError) as error:
+        print(f"eval: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

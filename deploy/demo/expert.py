@@ -98,10 +98,10 @@ def decide(scene: Scene, group: str) -> tuple[float, float]:
     return steer, _follow(scene.speed, WANTED_SPEED[group], leaders, headway_s)
 
 
-def chunk(scene: Scene, group: str) -> list[tuple[float, float]]:
-    """CHUNK future actions: the ego simulated under the expert, the others at constant speed."""
+def chunk(scene: Scene, group: str, steps: int = CHUNK) -> list[tuple[float, float]]:
+    """Future actions: the ego simulated under the expert, the others at constant speed."""
     actions = []
-    for _ in range(CHUNK):
+    for _ in range(steps):
         steer, accel = decide(scene, group)
         actions.append((steer, accel))
         x, y, heading, speed = scene.x, scene.y, scene.heading, scene.speed

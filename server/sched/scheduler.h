@@ -112,8 +112,9 @@ struct Outcome {
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
-  bool frame_cached = false;  // no encode was needed
-  bool late = false;          // finished after its deadline (class says run_late)
+  std::vector<KvRun> frame_runs;  // as KvCache::FrameRuns
+  bool frame_cached = false;      // no encode was needed
+  bool late = false;              // finished after its deadline (class says run_late)
 };
 
 struct SchedulerStats {

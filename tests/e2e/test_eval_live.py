@@ -36,9 +36,13 @@ class Episode:
     def speed(self):
         return 20.0
 
-    def frames(self, cameras):
-        rng = np.random.default_rng([self.seed, self.step // 4])  # four steps look the same
+    def frames(self, cameras, age_s=0.0):
+        step = self.step - round(age_s / 0.2)
+        rng = np.random.default_rng([self.seed, step // 4])  # four steps look the same
         return {c: rng.integers(0, 256, (224, 224, 3), np.uint8) for c in cameras}
+
+    def frame_age_s(self):
+        return 0.0
 
     def state(self):
         return []
@@ -108,7 +112,7 @@ def test_a_run_is_paired_and_goes_on(server: RunningServer, world: Path, tmp_pat
     assert full["work"]["tokens"]["vision"]["cached"] > 0  # every second picture is known
     assert full["deadlines"]["met_share"] == 1
     assert full["latency_ms"]["p50"] > 0
-    assert stale["action_error"]["n"] == 6 * 2 * 2
+    assert stale["action_error"]["n"] == 2 * 12  # seed 12 alone
     assert full["server"]["batch_sequences"] >= 1
     assert full["server"]["cpu_s"] > 0
     assert result["models"]["highway_demo"]["family"] == "openvla"
@@ -196,6 +200,20 @@ def test_the_table_goes_between_its_markers(
     again = readme.read_text()
     assert "off by default: none." in again
     assert again.replace("none.", "`replan=3`.") == once + "\nafter\n"
+
+
+def test_a_server_that_does_not_start_is_said() -> None:
+    for binary, said in (("/bin/false", "saccade-server ended with 1"), ("/none", "No such file")):
+        done = subprocess.run(
+            [sys.executable, evaluation.__file__, "--binary", binary],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
 
 
 needs_highway = pytest.mark.skipif(

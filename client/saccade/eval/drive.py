@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade import aio, errors, images, types
+from saccade.eval.realtime import RealClock, budget_s
 from saccade.eval.settings import REPLAN_STEPS, Setting
 from saccade.eval.world import Episode, Picture, World
 
 PROBE_EVERY = 4
-"""Every so many requests of full recompute, it is asked in the states of another setting, too."""
+"""Of so many seeds one is driven with full recompute asked in the same states, too. What the cache saves is counted on the
+others: their pictures are known from no other request."""
+ANSWER_TIMEOUT_S = 60.0
 _PASSING = (errors.Late, errors.Expired, errors.QueueFull, errors.RateLimited)
 """A request may end so on a busy server; anything else is wrong, and ends the run."""
 
@@ -25,29 +27,44 @@ _PASSING = (errors.Late, errors.Expired, errors.QueueFull, errors.RateLimited)
 class Clock(Protocol):
     """How an episode's time passes."""
 
+    lead_s: float
+    """How long before the step begins ``tick`` returns."""
+
     async def tick(self, step: int) -> None:
         """Returns when the step begins."""
 
     async def answer(self, asked: asyncio.Future[types.Actions]) -> types.Actions | None:
         """Waits for it as long as the step allows; None: not there yet, the last chunk goes on."""
 
+    def notes(self) -> Mapping[str, float]:
+        """What is to be known of the time that passed, for the record."""
+
 
 class FastClock:
     """Faster than real time: a step lasts until its answer is there."""
 
-    def __init__(self, dt_s: float) -> None:
+    lead_s = 0.0
+
+    def __init__(self, dt_s: float, budget_s: float) -> None:
         pass
 
     async def tick(self, step: int) -> None:
         """At once."""
 
     async def answer(self, asked: asyncio.Future[types.Actions]) -> types.Actions | None:
-        """Always there."""
-        return await asked
+        """Always there, but of a server that hangs."""
+        try:
+            return await asyncio.wait_for(asked, ANSWER_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise errors.SaccadeError(f"no answer within {ANSWER_TIMEOUT_S:g} s") from None
+
+    def notes(self) -> Mapping[str, float]:
+        """Nothing."""
+        return {}
 
 
-CLOCKS: dict[str, Callable[[float], Clock]] = {"fast": FastClock}
-"""By a setting's pace; made with the seconds of a step, one for each episode."""
+CLOCKS: dict[str, Callable[[float, float], Clock]] = {"fast": FastClock, "real": RealClock}
+"""By a setting's pace; made, one for each episode, with the seconds of a step and those that an answer has."""
 
 
 @dataclass
@@ -61,6 +78,8 @@ class Record:
     why: str = ""
     calls: int = 0
     """Act requests, without those that measure the action error."""
+    probes: int = 0
+    """Those."""
     met: int = 0
     late: int = 0
     refused: int = 0
@@ -73,6 +92,8 @@ class Record:
     """Arrival to answer."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """By modality: prompt tokens, and how many of them were cached."""
+    patches: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By camera of the model: its tokens by where their K/V came from (``types.TokenRun``)."""
     errors: list[float] = field(default_factory=list)
     """Carried out against what full recompute would have, largest of the action's values as the
     model was trained with them (its range is about -1..1)."""
@@ -93,11 +114,9 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Seen:
-    step: int
-    age_s: float
-    """Of the pictures, in that step."""
-    at_ns: int
     pictures: Mapping[str, Picture]
+    age_s: float
+    at_ns: int
 
 
 class _Link:
@@ -109,6 +128,8 @@ class _Link:
         self._jpeg = jpeg
         self._state_dim = model.state_dim
         self._asked_of = 0
+        self.told: dict[str, Picture] = {}
+        """The newest pictures, by camera of the model."""
         self._names = {c.name: _world_camera(c.name, cameras) for c in model.cameras}
 
     @property
@@ -116,7 +137,7 @@ class _Link:
         """Of the world."""
         return tuple(self._names.values())
 
-    def tell(self, episode: Episode, seen: _Seen, age_s: float) -> None:
+    def tell(self, episode: Episode, seen: _Seen) -> None:
         """The observation of a request: these pictures; all else as it is now."""
         text = episode.instruction()
         if not self._state_dim:
@@ -126,12 +147,12 @@ class _Link:
             self.session.set_state(episode.state()[: self._state_dim])
         self._asked_of = seen.at_ns
         for name, camera in self._names.items():
-            picture = seen.pictures[camera]
+            picture = self.told[name] = seen.pictures[camera]
             self.session.send_frame(
                 images.to_jpeg(picture) if self._jpeg else picture,
                 camera=name,
                 capture_time_ns=seen.at_ns,
-                age_s=age_s,
+                age_s=seen.age_s,
             )
 
     def check(self, answer: types.Actions) -> None:
@@ -164,9 +185,11 @@ class Watcher(Protocol):
         episode: Episode,
         pictures: Mapping[str, Picture],
         answer: types.Actions | None,
+        of: Mapping[str, Picture],
         action: npt.NDArray[np.float64],
     ) -> None:
-        """Before the action is carried out; ``answer`` is what came in this step."""
+        """Before the action is carried out; ``answer`` is what came in this step, ``of`` the pictures that it, or the
+        next one, is asked of, by camera of the model."""
 
 
 async def drive(
@@ -185,26 +208,27 @@ async def drive(
         group, seed, level=setting.level, stress=setting.stress, mode=setting.mode
     )
     cameras = tuple(world.CAMERAS)
-    clock = CLOCKS[setting.pace](episode.dt_s)
+    clock = CLOCKS[setting.pace](episode.dt_s, budget_s(setting.stale_ms, episode.dt_s))
     try:
         async with client.session(setting.model or model) as session:
             link = _Link(session, cameras, jpeg)
             # Without a common clock, or with another picture, no state is the same state.
-            if setting.pace == "fast" and setting != setting.scene:
+            probed = seed % PROBE_EVERY == 0 and setting != setting.scene
+            if probed and setting.pace == "fast":
                 async with client.session(model) as other:
                     probe = _Probe(_Link(other, cameras, jpeg), setting.scene)
                     await _loop(episode, setting, link, clock, record, probe, watch)
             else:
                 await _loop(episode, setting, link, clock, record, None, watch)
         record.ok, record.why = episode.verdict()
-        record.world = dict(episode.record())
+        record.world = {**episode.record(), **clock.notes()}
     finally:
         episode.close()
     return record
 
 
 class _Probe:
-    """What full recompute would do in the same states, on a sample of its own requests."""
+    """What full recompute would do in the same states."""
 
     def __init__(self, link: _Link, scene: Setting) -> None:
         self.cameras = link.cameras
@@ -215,11 +239,11 @@ class _Probe:
 
     def is_due(self, step: int) -> bool:
         """Whether full recompute is asked at that step."""
-        return step % (PROBE_EVERY * REPLAN_STEPS) == 0
+        return step % REPLAN_STEPS == 0
 
     def ask(self, episode: Episode, seen: _Seen) -> None:
         """Now, without waiting."""
-        self._link.tell(episode, seen, 0.0)
+        self._link.tell(episode, seen)
         self._asked = self._link.ask(self._scene, episode)
 
     async def error(self, step: int, done: npt.NDArray[np.float32] | None) -> float | None:
@@ -243,9 +267,6 @@ async def _loop(
     probe: _Probe | None,
     watch: Watcher | None,
 ) -> None:
-    # A picture of the step that many before, and that much older than it.
-    delay, age_ms = divmod(setting.stale_ms, round(episode.dt_s * 1e3))
-    seen: deque[_Seen] = deque(maxlen=delay + 1)
     plan: _Plan | None = None
     asked: asyncio.Future[types.Actions] | None = None
     asked_at = 0
@@ -254,15 +275,14 @@ async def _loop(
         step = episode.step
         await clock.tick(step)
         due = step % setting.replan == 0
-        if step == 0 or (step + delay) % setting.replan == 0:
-            seen.append(_look(episode, link.cameras, age_ms * 1e-3 if step else 0.0))
         if due and asked is None:
-            then = next((s for s in reversed(seen) if s.step <= step - delay), seen[0])
-            link.tell(episode, then, (step - then.step) * episode.dt_s + then.age_s)
+            seen = _look(episode, link.cameras, setting.stale_ms * 1e-3, clock.lead_s)
+            link.tell(episode, seen)
             asked, asked_at = link.ask(setting, episode), step
             record.calls += 1
         if probe is not None and probe.is_due(step):
-            probe.ask(episode, _look(episode, probe.cameras, 0.0))
+            probe.ask(episode, _look(episode, probe.cameras))
+            record.probes += 1
         answer = None
         if asked is not None:
             try:
@@ -287,16 +307,21 @@ async def _loop(
             if error is not None:
                 record.errors.append(round(error, 5))
         if watch is not None:
-            watch.step(episode, _look(episode, link.cameras, 0.0).pictures, answer, action)
+            now = _look(episode, link.cameras).pictures
+            watch.step(episode, now, answer, link.told, action)
         over = episode.drive([float(value) for value in action])
     if asked is not None:
         asked.cancel()
 
 
-def _look(episode: Episode, cameras: tuple[str, ...], age_s: float) -> _Seen:
-    asked = tuple(dict.fromkeys(cameras))
-    pictures = episode.frames(asked, age_s) if age_s else episode.frames(asked)
-    return _Seen(episode.step, age_s, time.monotonic_ns(), pictures)
+def _look(
+    episode: Episode, cameras: tuple[str, ...], stale_s: float = 0.0, lead_s: float = 0.0
+) -> _Seen:
+    """Pictures of so long ago, or of the start; they are asked of the step's beginning, ``lead_s`` before it."""
+    age_s = min(stale_s, episode.step * episode.dt_s)
+    pictures = episode.frames(tuple(dict.fromkeys(cameras)), age_s)
+    held_s = age_s + episode.frame_age_s() - lead_s
+    return _Seen(pictures, max(0.0, held_s), time.monotonic_ns())
 
 
 def _note(record: Record, answer: types.Actions) -> None:
@@ -309,6 +334,10 @@ def _note(record: Record, answer: types.Actions) -> None:
         sums = record.tokens.setdefault(modality, [0, 0])
         sums[0] += count.total
         sums[1] += count.cached
+    for frame in answer.frames:
+        sources = record.patches.setdefault(frame.camera, {})
+        for run in frame.runs:
+            sources[run.source] = sources.get(run.source, 0) + run.count
 
 
 def as_line(record: Record) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +24,7 @@ from saccade import aio, errors, exposition
 from saccade.client import Client
 from saccade.credentials import Credentials
 from saccade.eval import drive as driving
+from saccade.eval import realtime, served
 from saccade.eval import world as worlds
 from saccade.eval.settings import Setting
 from saccade.exposition import Scrape, Window
@@ -116,7 +117,7 @@ class Progress:
     def add(self, record: Mapping[str, Any]) -> None:
         """One more."""
         self._done += 1
-        self._calls += record["calls"]
+        self._calls += record["calls"] + record["probes"]
         now = time.monotonic()
         if now - self._shown >= (0.2 if self._live else 10.0):
             self._shown = now
@@ -147,7 +148,7 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
 
     Raises ValueError where the folder is of another run, SaccadeError where the server fails.
     """
-    _claim(job, folder)
+    claim(job, folder)
     log = read(folder)
     tasks = [
         [t for t in block if t.key not in log.done]
@@ -168,18 +169,23 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
         for block in filter(None, tasks):
             if time.monotonic() >= end:
                 break
-            before = _scrape(job)
-            start = time.monotonic()
-            calls = 0
-            for record in workers.drive(block, end):
-                write(record)
-                calls += record["calls"]
-                progress.add(record)
-            after = _scrape(job)
-            window = {"setting": block[0].setting.name, "seconds": time.monotonic() - start}
+            setting = block[0].setting
+            window: dict[str, Any] = {"setting": setting.name}
+            requests = 0
+            with _load(job, setting) as load:
+                before = scrape(job.metrics)
+                start = time.monotonic()
+                for record in workers.drive(block, end):
+                    write(record)
+                    requests += record["calls"] + record["probes"]
+                    progress.add(record)
+                after = scrape(job.metrics)
+                window["seconds"] = time.monotonic() - start
+            if load is not None:
+                window["load"] = realtime.as_entry(load.heard)
             if before is not None and after is not None:
                 window.update(measure(Window(after, before)))
-            write({"window": {**window, "calls": calls}})
+            write({"window": {**window, "requests": requests}})
         progress.end()
     return read(folder)
 
@@ -193,11 +199,11 @@ def blocks(
             yield [Task(setting, g, s) for s in seeds[first : first + BLOCK_SEEDS] for g in groups]
 
 
-def _claim(job: Job, folder: Path) -> None:
+def claim(job: Job, folder: Path) -> None:
     """Makes the folder, or holds that what is in it was driven in the same world by the same models."""
     with Client(job.address, credentials=job.credentials) as client:
         served = {m.name: m for m in client.models()}
-        version = client.status().version
+        status = client.status()
     if unknown := sorted({s.pace for s in job.settings} - set(driving.CLOCKS)):
         raise ValueError(f"no pace {', '.join(unknown)}, but {', '.join(driving.CLOCKS)}")
     if any(s.load and s.pace == "fast" for s in job.settings):
@@ -219,7 +225,8 @@ def _claim(job: Job, folder: Path) -> None:
         "world_digest": worlds.digest(job.world),
         "model": job.model,
         "models": models,
-        "server": version,
+        "server": status.version,
+        "deadlines_ms": {c.name: c.deadline_s * 1e3 for c in status.classes},
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.json"
@@ -235,11 +242,18 @@ def _claim(job: Job, folder: Path) -> None:
     path.write_text(json.dumps(want, indent=1) + "\n")
 
 
-def _scrape(job: Job) -> Scrape | None:
-    if not job.metrics:
+def _load(job: Job, setting: Setting) -> AbstractContextManager[realtime.Load | None]:
+    if not setting.load:
+        return nullcontext()
+    return realtime.Load(job.address, setting.model or job.model, setting.load, job.credentials)
+
+
+def scrape(metrics: str) -> Scrape | None:
+    """None: there is no such server, or no URL."""
+    if not metrics:
         return None
     try:
-        return exposition.fetch(job.metrics, 5.0)
+        return exposition.fetch(metrics, 5.0)
     except (OSError, ValueError):
         return None
 
@@ -256,6 +270,7 @@ def measure(window: Window) -> dict[str, Any]:
         "rows": total("saccade_batch_rows"),
         "steps": {k: total(metric, kind=k) for k in window.values(f"{metric}_count", "kind")},
     }
+    found["served"] = served.measure(window)
     cpu = window.increase("process_cpu_seconds_total")
     if cpu is not None:
         found["cpu_s"] = cpu

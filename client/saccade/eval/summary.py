@@ -65,7 +65,7 @@ def _setting(
     groups = sorted({str(e["group"]) for e in episodes})
     calls = sum(e["calls"] for e in episodes)
     tokens: dict[str, list[int]] = {}
-    for episode in episodes:
+    for episode in [e for e in episodes if not e["probes"]] or episodes:
         for modality, (total, cached) in episode["tokens"].items():
             sums = tokens.setdefault(modality, [0, 0])
             sums[0] += total
@@ -131,11 +131,11 @@ def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _server(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the server's metrics say of blocks of episodes, requests for the action error among them."""
     seconds = math.fsum(w["seconds"] for w in windows)
-    calls = sum(w["calls"] for w in windows)
+    requests = sum(w["requests"] for w in windows)
     measured = [w for w in windows if "steps" in w]
     found: dict[str, Any] = {
         "seconds": seconds,
-        "model_calls_per_s": calls / seconds if seconds else math.nan,
+        "model_calls_per_s": requests / seconds if seconds else math.nan,
     }
     if not measured:
         return found
@@ -152,16 +152,22 @@ def _server(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "batch_sequences": sequences / steps if steps else math.nan,
         "batch_rows": rows / steps if steps else math.nan,
         "step_seconds": spent,
-        "step_ms_per_call": 1e3
+        "step_ms_per_request": 1e3
         * math.fsum(spent.values())
-        / max(1, sum(w["calls"] for w in measured)),
+        / max(1, sum(map(_answered, measured))),
     }
     with_cpu = [w for w in measured if "cpu_s" in w]
     cpu = math.fsum(w["cpu_s"] for w in with_cpu)
     if cpu:
         found["server"]["cpu_s"] = cpu
-        found["server"]["calls_per_cpu_s"] = sum(w["calls"] for w in with_cpu) / cpu
+        found["server"]["calls_per_cpu_s"] = sum(map(_answered, with_cpu)) / cpu
     return found
+
+
+def _answered(window: Mapping[str, Any]) -> int:
+    """Requests of the block, and of others meanwhile."""
+    others = window["load"]["answered"] if "load" in window else 0
+    return int(window["requests"]) + int(others)
 
 
 # --------------------------------------------------------------------------------------------- table
@@ -177,20 +183,25 @@ HEADER = (
     "on time %",
     "cached %",
     "calls/drive",
-    "ms/call",
+    "ms/request",
 )
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """The setting without its level, which a table says once."""
+    return dataclasses.replace(Setting(**row["knobs"]), level=Setting.level).name
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """One setting under ``HEADER``."""
     if not row["n"]:
-        return [row["name"], "not driven"] + [""] * (len(HEADER) - 2)
+        return [shown(row), "not driven"] + [""] * (len(HEADER) - 2)
     low, high = row["interval"]
     against = row["paired"] if row.get("paired", {}).get("n") else None
     wrong = row["action_error"]
     server = row.get("server")
     return [
-        row["name"],
+        shown(row),
         f"{100 * row['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}] of {row['n']}",
         f"{100 * row['collision_free']:.1f}",
         f"{100 * against['difference']:+.1f} [{100 * against['low']:+.1f}, {100 * against['high']:+.1f}]"
@@ -200,10 +211,10 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         f"{against['mcnemar_p']:.2g}" if against else "",
         against["verdict"] if against else "baseline",
         f"{wrong['p50']:.3f}/{wrong['p95']:.3f}/{wrong['p99']:.3f}" if wrong else "",
-        f"{100 * row['deadlines']['met_share']:.1f}",
+        f"{100 * row['deadlines']['met_share']:.1f}" if row["knobs"]["pace"] != "fast" else "",
         f"{100 * row['work']['cached_share']:.0f}",
         f"{row['work']['calls_per_episode']:.1f}",
-        f"{server['step_ms_per_call']:.1f}" if server else "",
+        f"{server['step_ms_per_request']:.1f}" if server else "",
     ]
 
 
@@ -222,6 +233,8 @@ def terminal(result: Mapping[str, Any]) -> str:
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
         for line in table
     ]
+    levels = sorted({str(row["knobs"]["level"]) for row in result["settings"]})
+    lines.insert(0, f"{result['model']}, scenes: {', '.join(levels)}")
     lines.append("")
     lines.extend(
         honesty(row, result["margin"])
@@ -235,7 +248,7 @@ def honesty(row: Mapping[str, Any], margin: float) -> str:
     """What these pairs could have shown."""
     p = row["paired"]
     return (
-        f"{row['name']}: {p['n']} pairs, {p['only_base'] + p['only_this']} disagree; that less than"
+        f"{shown(row)}: {p['n']} pairs, {p['only_base'] + p['only_this']} disagree; that less than"
         f" {100 * margin:g} % of success is lost: p = {p['noninferior_p']:.2g}, power"
         f" {100 * p['power']:.0f} %, 80 % from {p['pairs_needed']} pairs; a loss of"
         f" {100 * p['detectable_harm']:.1f} points would show in 80 % of such runs"

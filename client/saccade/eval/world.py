@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import sys
@@ -31,7 +32,10 @@ class Episode(Protocol):
         """m/s."""
 
     def frames(self, cameras: Sequence[str], age_s: float = 0.0) -> Mapping[str, Picture]:
-        """RGB pictures by camera, taken that long ago, which is less than ``dt_s``."""
+        """RGB pictures by camera as they were that long ago, between two steps as well."""
+
+    def frame_age_s(self) -> float:
+        """How old the newest picture is: not 0 where something goes wrong with it."""
 
     def state(self) -> list[float]:
         """For a model that takes one: as many of its first values as it takes."""
@@ -86,8 +90,20 @@ def load(path: str) -> World:
 
 
 def digest(path: str) -> str:
-    """Of the Python files in its folder: another one may be another world."""
+    """Of the file and what it imports from its folder: another one may be another world."""
+    files: dict[str, bytes] = {}
+    waiting = [Path(path).resolve()]
+    while waiting:
+        file = waiting.pop()
+        if file.name in files or not file.is_file():
+            continue
+        files[file.name] = file.read_bytes()
+        for node in ast.walk(ast.parse(files[file.name])):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            waiting += [file.parent / f"{name.partition('.')[0]}.py" for name in names]
     hashed = hashlib.sha256()
-    for file in sorted(Path(path).resolve().parent.glob("*.py")):
-        hashed.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    for name, content in sorted(files.items()):
+        hashed.update(name.encode() + b"\0" + content + b"\0")
     return hashed.hexdigest()[:16]
