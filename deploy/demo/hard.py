@@ -29,14 +29,18 @@ LIMIT_STEPS = {"overtake": 70}
 OWN_LANE_M = 75.0  # ahead in the ego's lane nobody is added nearer
 GAP_M = 13.0  # between cars of one lane at the start
 ROOM_M, ROOM_S = 9.5, 1.8  # that a cut-in leaves, and for every m/s of difference
-GROUND_DEPTH = 24  # grey levels to either side
+GROUND_DEPTH = 16  # grey levels to either side
 GROUND_CELL_M = 2.0
 
 
 class CutIn(IDMVehicle):
     """Follows its lane until its moment has come and there is room, then changes lanes."""
 
-    DISTANCE_WANTED, TIME_WANTED = 7.0, 0.6  # close behind: it does not brake hard for where it goes
+    DISTANCE_WANTED, TIME_WANTED = (
+        7.0,
+        0.6,
+    )  # close behind: it does not brake hard for where it goes
+    target_lane_index: tuple[str, str, int]
     goal = 0  # the lane it wants
     moment_s = 0.0
     give_up_s = 8.0
@@ -202,4 +206,3 @@ def _ramp_lines(begin: float, end: float) -> tuple[view.Line, ...]:
         view.Line(edge.y, striped=True, x0=begin, x1=end),
         view.Line(edge.y, striped=False, x0=end),
     )
-

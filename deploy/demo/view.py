@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,15 +108,15 @@ class Painter:
     """Draws snapshots at one scale [px/m]."""
 
     def __init__(self, scaling: float) -> None:
-        self._scaling = scaling
+        self.scaling = scaling
         self._surface = pygame.Surface((SIZE, SIZE), depth=32)
         self._sprites: dict[Color, pygame.Surface] = {}
 
     def paint(self, shot: Snapshot) -> Array:
         """The picture, [SIZE, SIZE, 3] RGB; read-only."""
         ego = shot.cars[0]
-        ox = ego.x - CENTER[0] * SIZE / self._scaling
-        oy = ego.y - CENTER[1] * SIZE / self._scaling
+        ox = ego.x - CENTER[0] * SIZE / self.scaling
+        oy = ego.y - CENTER[1] * SIZE / self.scaling
         self._surface.fill(GREY)
         if shot.ground is not None:
             self._draw_ground(shot.ground, ox, oy)
@@ -136,14 +135,14 @@ class Painter:
         return pixels.reshape(SIZE, SIZE, 3)
 
     def _pix(self, length: float) -> int:
-        return int(length * self._scaling)
+        return int(length * self.scaling)
 
     def _draw_line(self, line: Line, ox: float, oy: float) -> None:
         y = self._pix(line.y - oy)
         width = max(self._pix(0.3), 1)
         if not (0 <= y < SIZE):
             return
-        count = int(4 * SIZE / (STRIPE_EVERY * self._scaling))
+        count = int(4 * SIZE / (STRIPE_EVERY * self.scaling))
         start = (int(ox) // STRIPE_EVERY - count // 2) * STRIPE_EVERY
         if line.striped:
             starts = [start + k * STRIPE_EVERY for k in range(count)]
@@ -193,7 +192,7 @@ class Painter:
         return sprite
 
     def _draw_ground(self, ground: Ground, ox: float, oy: float) -> None:
-        centres = (np.arange(SIZE) + 0.5) / self._scaling
+        centres = (np.arange(SIZE) + 0.5) / self.scaling
         cells = ground.tile.shape[0]
         columns = np.floor((ox + centres) / ground.cell_m).astype(int) % cells
         y = oy + centres
@@ -212,8 +211,3 @@ class Painter:
 def blank(value: int = GREY[0]) -> Array:
     """A picture of one grey."""
     return np.full((SIZE, SIZE, 3), value, np.uint8)
-
-
-def stack(pictures: Sequence[Array]) -> Array:
-    """Pictures side by side, for looking at them."""
-    return np.concatenate(list(pictures), axis=1)

@@ -229,7 +229,9 @@ class DriveEnv(HighwayEnv):
         ]
         self.lead0 = min(lead, key=lambda c: c.position[0]) if lead else None
 
-    def add_car(self, kind: type[IDMVehicle], lane: int, dx: float, speed: float, slow: bool) -> Any:
+    def add_car(
+        self, kind: type[IDMVehicle], lane: int, dx: float, speed: float, slow: bool
+    ) -> Any:
         """A car that follows its lane, dx [m] ahead of the start."""
         car = kind(
             self.road,
@@ -287,7 +289,9 @@ class Limits:
     """What counts as achieved."""
 
     centre_m: float = 0.8  # from the lane's centre, all of the last second
-    drift_m: float = 2.0  # from the start lane's centre after the first second, where the lane is to be kept
+    drift_m: float = (
+        2.0  # from the start lane's centre after the first second, where the lane is to be kept
+    )
     follow_mps: tuple[float, float] = (13.0, 19.5)
     fast_mps: float = 27.5
 
