@@ -24,7 +24,7 @@ KINDS = {
     "follow": ("dense", "cut_in"),
     "fast": ("dense", "dense", "merge"),
 }
-LIMITS = world.Limits(centre_m=0.6, drift_m=1.6, follow_mps=(11.0, 19.0), fast_mps=27.5)
+LIMITS = world.Limits(centre_m=0.45, drift_m=1.6, follow_mps=(11.0, 19.0), fast_mps=27.5)
 LIMIT_STEPS = {"overtake": 70}
 OWN_LANE_M = 75.0  # ahead in the ego's lane nobody is added nearer
 GAP_M = 13.0  # between cars of one lane at the start

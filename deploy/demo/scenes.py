@@ -118,11 +118,9 @@ class Episode:
         return self.judge.verdict()
 
     def record(self) -> dict[str, float | str]:
-        """The episode in numbers, for a table of episodes."""
+        """The episode in numbers, for a table of episodes; what does not apply is left out."""
         good, why = self.verdict()
-        last = [_offset(y) for y in self.judge.y[-5:]]
-        passed = self.judge.pass_steps * self.dt_s if self.judge.passed else math.nan
-        return {
+        record: dict[str, float | str] = {
             "group": self.group,
             "seed": self.seed,
             "level": self.level,
@@ -133,12 +131,14 @@ class Episode:
             "ok": float(good),
             "why": why,
             "steps": self.step,
-            "lateral_error_m": math.sqrt(sum(o * o for o in last) / len(last))
-            if last
-            else math.nan,
             "end_speed_mps": self.speed(),
-            "seconds_to_pass": passed,  # the car ahead at the start
         }
+        last = [_offset(y) for y in self.judge.y[-5:]]  # the last second
+        if last:
+            record["lateral_error_m"] = math.sqrt(sum(o * o for o in last) / len(last))
+        if self.judge.passed:  # the car that was ahead at the start
+            record["seconds_to_pass"] = self.judge.pass_steps * self.dt_s
+        return record
 
     def close(self) -> None:
         """Frees the scene."""

@@ -16,7 +16,7 @@ import view
 
 STRESSES = (
     "none",
-    "exposure",  # the camera's gain wanders between a third and nearly twice
+    "exposure",  # the camera's gain wanders
     "noise",  # the sensor's, on every pixel
     "shake",  # the camera's: the picture moves by some pixels
     "jump",  # now and then another car is shown metres from where it is
@@ -27,6 +27,7 @@ STRESSES = (
     "repeat",  # a picture comes a second time instead of the next
     "late",  # pictures come some steps late
 )
+EXPOSURE = 0.3  # of the camera's gain, either way
 LEVELS_OF_NOISE = 14.0  # grey levels, one standard deviation
 SHAKE_PX = 4
 JUMP_M = (5.0, 10.0)
@@ -113,7 +114,7 @@ class Stress:
     def expose(self, picture: view.Array, step: int, scaling: float) -> view.Array:
         """What the camera makes of it."""
         if self.kind == "exposure":
-            gain = 2 ** (math.sin(2 * math.pi * step / self._period + self._phase) * 1.2 - 0.4)
+            gain = 1 + EXPOSURE * math.sin(2 * math.pi * step / self._period + self._phase)
             return _clipped(picture * np.float32(gain))
         if self.kind == "noise":
             rng = self._rng(step, round(scaling))

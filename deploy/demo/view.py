@@ -63,7 +63,7 @@ class Ground:
     """A texture beside the road, fixed to the world: cells of cell_m, brightness GREY +- depth."""
 
     tile: Array  # [cells, cells] of brightness
-    cell_m: float
+    cell_m: float  # a whole number of pixels
     top: float  # the road's edges; no texture between them
     bottom: float
     paved: tuple[float, float, float, float] | None = None  # x0, x1, y0, y1: neither there
@@ -109,7 +109,6 @@ class Painter:
 
     def __init__(self, scaling: float) -> None:
         self.scaling = scaling
-        self._surface = pygame.Surface((SIZE, SIZE), depth=32)
         self._sprites: dict[Color, pygame.Surface] = {}
 
     def paint(self, shot: Snapshot) -> Array:
@@ -117,27 +116,28 @@ class Painter:
         ego = shot.cars[0]
         ox = ego.x - CENTER[0] * SIZE / self.scaling
         oy = ego.y - CENTER[1] * SIZE / self.scaling
-        self._surface.fill(GREY)
+        surface = pygame.Surface((SIZE, SIZE), depth=32)  # its own: painters are shared by threads
+        surface.fill(GREY)
         if shot.ground is not None:
-            self._draw_ground(shot.ground, ox, oy)
+            self._draw_ground(surface, shot.ground, ox, oy)
         for line in shot.lines:
-            self._draw_line(line, ox, oy)
+            self._draw_line(surface, line, ox, oy)
         for car in shot.cars:
-            self._draw_car(car, ox, oy)
+            self._draw_car(surface, car, ox, oy)
         for thing in shot.things:
             pygame.draw.circle(
-                self._surface,
+                surface,
                 thing.color,
                 (self._pix(thing.x - ox), self._pix(thing.y - oy)),
                 self._pix(thing.radius),
             )
-        pixels = np.frombuffer(pygame.image.tobytes(self._surface, "RGB"), np.uint8)
+        pixels = np.frombuffer(pygame.image.tobytes(surface, "RGB"), np.uint8)
         return pixels.reshape(SIZE, SIZE, 3)
 
     def _pix(self, length: float) -> int:
         return int(length * self.scaling)
 
-    def _draw_line(self, line: Line, ox: float, oy: float) -> None:
+    def _draw_line(self, surface: pygame.Surface, line: Line, ox: float, oy: float) -> None:
         y = self._pix(line.y - oy)
         width = max(self._pix(0.3), 1)
         if not (0 <= y < SIZE):
@@ -154,9 +154,9 @@ class Painter:
             if end - begin > 0.5 * STRIPE_LENGTH:
                 left, right = self._pix(begin - ox), self._pix(end - ox)
                 if right >= 0 and left < SIZE:
-                    pygame.draw.line(self._surface, WHITE, (left, y), (right, y), width)
+                    pygame.draw.line(surface, WHITE, (left, y), (right, y), width)
 
-    def _draw_car(self, car: Car, ox: float, oy: float) -> None:
+    def _draw_car(self, surface: pygame.Surface, car: Car, ox: float, oy: float) -> None:
         x, y = self._pix(car.x - ox), self._pix(car.y - oy)
         if not (-50 < x < SIZE + 50 and -50 < y < SIZE + 50):
             return
@@ -165,7 +165,7 @@ class Painter:
             sprite = self._sprites[car.color] = self._sprite(car.color)
         if abs(car.heading) <= MIN_HEADING:
             w, h = sprite.get_size()
-            self._surface.blit(sprite, (x - w / 2, y - h / 2))
+            surface.blit(sprite, (x - w / 2, y - h / 2))
             return
         angle = math.degrees(-car.heading)
         w, h = sprite.get_size()
@@ -176,7 +176,7 @@ class Painter:
             x - w / 2 + min(c[0] for c in corners) - moved[0],
             y - h / 2 - max(c[1] for c in corners) + moved[1],
         )
-        self._surface.blit(pygame.transform.rotate(sprite, angle), origin)
+        surface.blit(pygame.transform.rotate(sprite, angle), origin)
 
     def _sprite(self, color: Color) -> pygame.Surface:
         length = CAR_LENGTH + 2 * FRAME_M
@@ -191,21 +191,24 @@ class Painter:
         pygame.draw.rect(sprite, EDGE, body, 1)
         return sprite
 
-    def _draw_ground(self, ground: Ground, ox: float, oy: float) -> None:
-        centres = (np.arange(SIZE) + 0.5) / self.scaling
-        cells = ground.tile.shape[0]
-        columns = np.floor((ox + centres) / ground.cell_m).astype(int) % cells
-        y = oy + centres
-        rows = np.floor(y / ground.cell_m).astype(int) % cells
-        beside = (y < ground.top) | (y > ground.bottom)
-        levels = np.where(beside[:, None], ground.tile[rows[:, None], columns[None, :]], GREY[0])
+    def _draw_ground(self, surface: pygame.Surface, ground: Ground, ox: float, oy: float) -> None:
+        """The cells that are in the picture, one pixel each, enlarged; then the road over them."""
+        cells, size = ground.tile.shape[0], self._pix(ground.cell_m)
+        count = SIZE // size + 2
+        column, row = math.floor(ox / ground.cell_m), math.floor(oy / ground.cell_m)
+        columns, rows = (np.arange(first, first + count) % cells for first in (column, row))
+        seen = np.repeat(ground.tile[np.ix_(rows, columns)][:, :, None], 3, axis=2)
+        patch = pygame.image.frombuffer(seen.tobytes(), (count, count), "RGB")
+        surface.blit(
+            pygame.transform.scale(patch, (count * size, count * size)),
+            (-self._pix(ox - column * ground.cell_m), -self._pix(oy - row * ground.cell_m)),
+        )
+        top, bottom = self._pix(ground.top - oy), self._pix(ground.bottom - oy)
+        surface.fill(GREY, (0, top, SIZE, bottom - top))
         if ground.paved is not None:
             x0, x1, y0, y1 = ground.paved
-            x = ox + centres
-            paved = ((y > y0) & (y < y1))[:, None] & ((x > x0) & (x < x1))[None, :]
-            levels = np.where(paved, GREY[0], levels)
-        rgb = np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
-        self._surface.blit(pygame.image.frombuffer(rgb.tobytes(), (SIZE, SIZE), "RGB"), (0, 0))
+            left, top = self._pix(x0 - ox), self._pix(y0 - oy)
+            surface.fill(GREY, (left, top, self._pix(x1 - x0), self._pix(y1 - y0)))
 
 
 def blank(value: int = GREY[0]) -> Array:

@@ -183,7 +183,7 @@ def test_verdicts_of_scripted_drives() -> None:
             assert e.verdict() == (True, ""), (level, group)
             record = e.record()
             assert record["ok"] == 1 and record["why"] == "" and record["seed"] == SEED + 2
-            assert (float(record["seconds_to_pass"]) > 0) == (group == "overtake")
+            assert ("seconds_to_pass" in record) == (group == "overtake")
     e = episode("left", SEED + 2)
     run(e, expert_of("keep"))
     assert e.verdict() == (False, "not achieved")
