@@ -289,7 +289,7 @@ def _deadlines(server: Row, rows: Sequence[Row]) -> str:
         note = "As the drives' own clients saw it, by setting."
     late = sum(r["deadlines"]["continued_steps"] for r in rows if r["n"])
     if late:
-        note += f" On {_count(late)} steps no answer was there in time, and the last chunk went on."
+        note += f" Steps on which no answer was there in time, so that the last chunk went on: {_count(late)}."
     return _section(
         "Deadlines",
         plots.stacks(
