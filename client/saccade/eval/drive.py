@@ -164,11 +164,14 @@ class _Link:
 
     def ask(self, setting: Setting, episode: Episode) -> asyncio.Future[types.Actions]:
         """The noise of a model that denoises follows from the episode and the step alone."""
-        return self.session.act_async(
+        asked = self.session.act_async(
             latency_class=setting.latency_class,
             seed=episode.seed * 1000 + episode.step if self.session.model.flow_steps else 0,
             flow=types.Flow(setting.flow_steps) if setting.flow_steps else None,
         )
+        # Of a drive that is ended nobody takes it: no reason to speak of.
+        asked.add_done_callback(lambda f: f.cancelled() or f.exception())
+        return asked
 
 
 def _world_camera(name: str, cameras: tuple[str, ...]) -> str:
