@@ -27,9 +27,9 @@ STRESSES = (
     "repeat",  # a picture comes a second time instead of the next
     "late",  # pictures come some steps late
 )
-EXPOSURE = 0.3  # of the camera's gain, either way
-LEVELS_OF_NOISE = 14.0  # grey levels, one standard deviation
-SHAKE_PX = 4
+EXPOSURE = 0.12  # of the camera's gain, either way
+LEVELS_OF_NOISE = 20.0  # grey levels, one standard deviation
+SHAKE_PX = 3
 JUMP_M = (5.0, 10.0)
 BIRD = (90, 40, 120)
 # What may be asked first, so that the start lane is still the one to keep, or nothing is decided yet.
