@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 or Ubuntu 24.04 to a car that drives: installs what is missing, builds saccade-server, starts it
-# on config/server.yaml, drives the demo world over gRPC, shows the server's metrics, and stops it.
-# Finished steps are skipped, so a second run takes seconds.
-#   deploy/quickstart.sh [--seconds N]     how long to drive; default 20
+# on config/server.yaml, drives the demo world over gRPC, shows the server's metrics, and stops it. Leaves a film of the
+# drive and a report in a folder. Finished steps are skipped, so a second run takes seconds.
+#   deploy/quickstart.sh [--seconds N] [--report DIR]     how long to drive, default 16; where to, default build/drive
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-seconds=20
+seconds=16
+report=build/drive
 config=config/server.yaml
 server=build/release/saccade-server
 
@@ -23,7 +24,12 @@ while [[ $# -gt 0 ]]; do
       seconds=$2
       shift 2
       ;;
-    *) fail "unknown argument $1; usage: deploy/quickstart.sh [--seconds N]" ;;
+    --report)
+      [[ -n ${2:-} ]] || fail "--report needs a folder"
+      report=$2
+      shift 2
+      ;;
+    *) fail "unknown argument $1; usage: deploy/quickstart.sh [--seconds N] [--report DIR]" ;;
   esac
 done
 
@@ -78,7 +84,8 @@ echo "SERVING on $listen, metrics on http://$metrics/metrics, log in $log"
 
 say "Driving for $seconds s"
 driven=0
-build/venv/bin/python deploy/demo/drive.py --address "$listen" --metrics "$metrics" --seconds "$seconds" || driven=$?
+build/venv/bin/python deploy/demo/drive.py --address "$listen" --metrics "$metrics" --seconds "$seconds" \
+  --out "$report" || driven=$?
 
 say "Stopping"
 kill -TERM "$pid"
@@ -88,3 +95,4 @@ trap - EXIT
 [[ $stopped -eq 0 ]] || fail "the server ended with exit code $stopped; its log is $log"
 echo "the server drained and ended with exit code 0"
 [[ $driven -eq 0 ]] || fail "the demo could not drive (exit code $driven), see above"
+echo "look at $report/report.html; the film alone is $report/drive.gif"

@@ -70,7 +70,7 @@ check_yaml() {
 check_python() {
   local -a files typed
   mapfile -t files < <(sources '*.py' ':!client/saccade/v1')
-  mapfile -t typed < <(sources 'client/*.py' 'deploy/demo/*.py' tests/tidy.py tests/bench/{families,random_checkpoint}.py \
+  mapfile -t typed < <(sources 'client/*.py' 'deploy/demo/*.py' tests/demo/calibrate.py tests/tidy.py tests/bench/{families,random_checkpoint}.py \
     ':!client/saccade/v1')
   # Scripts that make test data keep the notation of the papers and libraries they follow.
   "$venv/bin/ruff" check --quiet --output-format concise --config client/pyproject.toml --config 'src=["client"]' \

@@ -53,6 +53,7 @@ from saccade.types import (
     TextToken,
     Timings,
     Token,
+    TokenRun,
 )
 
 __version__ = "0.1.0"
@@ -104,6 +105,7 @@ __all__ = [
     "TimedOut",
     "Timings",
     "Token",
+    "TokenRun",
     "Unauthenticated",
     "WorkerFailed",
 ]

@@ -1,4 +1,4 @@
-"""The command line: predict, generate, stream, models, status, top, admin."""
+"""The command line: predict, generate, stream, models, status, top, admin, eval, report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from saccade import Client, errors, top, types
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
+from saccade.eval import command, report
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -407,6 +408,9 @@ def _parser() -> argparse.ArgumentParser:
     live.add_argument("--once", action="store_true", help="one frame, over one interval")
     live.add_argument("--json", action="store_true", help="one JSON line per frame")
     live.set_defaults(run=_top)
+
+    command.add_parser(commands)
+    report.add_parser(commands)
     return parser
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import select
-import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -19,6 +17,7 @@ from typing import Any, TextIO
 from saccade import errors, exposition, types
 from saccade.client import Client
 from saccade.exposition import Quantile, Scrape, Window
+from saccade.terminal import Cell, number, paint, plain, screen, table
 
 DEFAULT_METRICS = "http://127.0.0.1:9090/metrics"
 _BY_CLIENT = {
@@ -36,7 +35,6 @@ _OUTCOMES = {  # of the counters by reason
     "failed": ("saccade_requests_failed_total",),
     "frame refused": ("saccade_frames_rejected_total",),
 }
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 # ------------------------------------------------------------------------------------ what there is
@@ -271,28 +269,6 @@ def _model_row(w: Window, model: str) -> ModelRow:
 
 
 # ---------------------------------------------------------------------------------- how it is shown
-Cell = tuple[str, str]
-"""Text and style."""
-_STYLES = {
-    "": "",
-    "title": "1;36",
-    "head": "2",
-    "good": "32",
-    "warn": "33",
-    "bad": "31",
-    "dim": "2",
-}
-
-
-def _plain(text: str) -> str:
-    """Names come from a server: none may steer the terminal."""
-    return _CONTROL.sub("?", text)
-
-
-def _number(value: float | None, digits: int = 1) -> Cell:
-    return ("-", "dim") if value is None else (f"{value:.{digits}f}", "")
-
-
 def _ms(value: float | Quantile | None) -> Cell:
     if value is None:
         return ("-", "dim")
@@ -306,26 +282,6 @@ def _percent(value: float | None, good: float = 0.0, warn: float = 0.0) -> Cell:
         return ("-", "dim")
     style = "" if not good else "good" if value >= good else "warn" if value >= warn else "bad"
     return (f"{value * 100:.1f}", style)
-
-
-def _table(
-    title: str, heads: Sequence[str], rows: list[list[Cell]], empty: str
-) -> list[list[Cell]]:
-    """First column to the left, the others to the right."""
-    lines: list[list[Cell]] = [[], [(title, "title")]]
-    if not rows:
-        lines[1].append((f"  no data: {empty}", "dim"))
-        return lines
-    widths = [max(len(c[0]) for c in column) for column in zip(*rows, strict=True)]
-    widths = [max(width, len(head)) for width, head in zip(widths, heads, strict=True)]
-
-    def pad(cell: Cell, column: int) -> Cell:
-        text = cell[0].ljust(widths[0]) if column == 0 else cell[0].rjust(widths[column] + 2)
-        return (("  " if column == 0 else "") + text, cell[1])
-
-    lines.append([pad((head, "head"), i) for i, head in enumerate(heads)])
-    lines.extend([pad(cell, i) for i, cell in enumerate(row)] for row in rows)
-    return lines
 
 
 def _since(seconds: float) -> str:
@@ -347,10 +303,10 @@ def lines(view: Snapshot) -> list[list[Cell]]:
             if s.ready
             else ("not ready", "bad")
         )
-        head += [state, (f"  version {_plain(s.version)}, up {_since(s.uptime_s)}", "")]
+        head += [state, (f"  version {plain(s.version)}, up {_since(s.uptime_s)}", "")]
         head.append((f"  sessions {s.sessions}", ""))
     else:
-        head.append((f"no answer: {_plain(view.status_error)}", "bad"))
+        head.append((f"no answer: {plain(view.status_error)}", "bad"))
     if view.streams is not None:
         head.append((f"  streams {view.streams:.0f}", ""))
     if view.workers_up is not None:
@@ -359,12 +315,12 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         head.append((f"  over {view.window_s:.1f} s", "dim"))
     out = [head]
     if view.metrics_error:
-        out.append([(f"{view.metrics}: no data: {_plain(view.metrics_error)}", "bad")])
+        out.append([(f"{view.metrics}: no data: {plain(view.metrics_error)}", "bad")])
     elif view.window_s is None:
         out.append([("rates and latencies come with the next scrape", "dim")])
     absent = "no metrics" if view.metrics_error else "the server exports none"
 
-    out += _table(
+    out += table(
         "classes",
         [
             "",
@@ -379,13 +335,13 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         ],
         [
             [
-                (_plain(c.name), ""),
+                (plain(c.name), ""),
                 ("none", "dim")
                 if c.deadline_s == 0
-                else _number(c.deadline_s and c.deadline_s * 1e3, 0),
-                _number(c.admitted_per_s),
-                _number(c.answered_per_s),
-                _number(c.unanswered, 0),
+                else number(c.deadline_s and c.deadline_s * 1e3, 0),
+                number(c.admitted_per_s),
+                number(c.answered_per_s),
+                number(c.unanswered, 0),
                 _percent(c.met, 0.999, 0.95),
                 _ms(c.p50),
                 _ms(c.p99),
@@ -395,45 +351,45 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         ],
         absent,
     )
-    out += _table(
+    out += table(
         "refused and failed",
         ["", "reason", "/s", "since start"],
         [
             [
                 (r.outcome, ""),
-                (_plain(r.reason), "bad" if r.per_s else ""),
-                _number(r.per_s),
-                _number(r.total, 0),
+                (plain(r.reason), "bad" if r.per_s else ""),
+                number(r.per_s),
+                number(r.total, 0),
             ]
             for r in view.reasons
         ],
         absent if view.metrics_error else "none since the server started",
     )
-    out += _table(
+    out += table(
         "K/V blocks",
         ["", "partition", "free", "held", "idle", "hit %", "evicted/s"],
         [
             [
-                (_plain(p.model), ""),
-                (_plain(p.name), ""),
-                _number(p.free, 0),
-                _number(p.held, 0),
-                _number(p.idle, 0),
+                (plain(p.model), ""),
+                (plain(p.name), ""),
+                number(p.free, 0),
+                number(p.held, 0),
+                number(p.idle, 0),
                 _percent(p.hit_ratio),
-                _number(p.evicted_per_s),
+                number(p.evicted_per_s),
             ]
             for p in view.partitions
         ],
         absent,
     )
-    out += _table(
+    out += table(
         "steps",
         ["", "kind", "/s", "predicted ms", "taken ms", "p99 ms"],
         [
             [
-                (_plain(s.model), ""),
-                (_plain(s.kind), ""),
-                _number(s.per_s),
+                (plain(s.model), ""),
+                (plain(s.kind), ""),
+                number(s.per_s),
                 _ms(s.predicted_s),
                 _ms(s.taken_s),
                 _ms(s.taken_p99),
@@ -442,7 +398,7 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         ],
         absent,
     )
-    out += _table(
+    out += table(
         "models",
         [
             *("", "sessions", "batch", "batch p99", "rows", "frames/s", "superseded/s", "stale/s"),
@@ -450,14 +406,14 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         ],
         [
             [
-                (_plain(m.model), ""),
-                _number(m.sessions, 0),
-                _number(m.batch_mean),
-                _number(m.batch_p99.s if m.batch_p99 else None),
-                _number(m.rows_mean),
-                _number(m.frames_per_s),
-                _number(m.frames_superseded_per_s),
-                _number(m.frames_stale_per_s),
+                (plain(m.model), ""),
+                number(m.sessions, 0),
+                number(m.batch_mean),
+                number(m.batch_p99.s if m.batch_p99 else None),
+                number(m.rows_mean),
+                number(m.frames_per_s),
+                number(m.frames_superseded_per_s),
+                number(m.frames_stale_per_s),
                 _percent(m.vision_hit_ratio),
                 _ms(m.frame_age_p50),
                 _ms(m.frame_age_p99),
@@ -467,18 +423,6 @@ def lines(view: Snapshot) -> list[list[Cell]]:
         absent,
     )
     return out
-
-
-def paint(line: list[Cell], width: int | None, colour: bool) -> str:
-    """One line, cut to a terminal's width."""
-    text = ""
-    for words, style in line:
-        if width is not None:
-            words = words[: max(0, width)]
-            width -= len(words)
-        if words:
-            text += f"\x1b[{_STYLES[style]}m{words}\x1b[0m" if colour and _STYLES[style] else words
-    return text.rstrip() if not colour else text
 
 
 # --------------------------------------------------------------------------------------- the command
@@ -524,23 +468,11 @@ class Source:
         return view
 
 
-class _Screen:
-    """The terminal while the view is live: a screen of its own, no cursor; as before afterwards."""
+class _Awake:
+    """Pauses that a signal ends; SIGTERM and SIGHUP end the view as Ctrl-C does."""
 
-    def __init__(self, out: TextIO, wake: socket.socket) -> None:
-        self._out = out
+    def __init__(self, wake: socket.socket) -> None:
         self._wake = wake
-
-    def show(self, view: Snapshot, colour: bool) -> None:
-        """One frame in the size that the terminal has now."""
-        width, height = shutil.get_terminal_size()
-        shown = lines(view)
-        if len(shown) > height:
-            shown = [*shown[: height - 1], [(f"... {len(shown) - height + 1} more lines", "dim")]]
-        # Erased before, not after: a line that fills its row would lose its last letter.
-        text = "\n".join("\x1b[2K" + paint(line, width, colour) for line in shown)
-        self._out.write(f"\x1b[H{text}\x1b[J")
-        self._out.flush()
 
     def pause(self, seconds: float) -> bool:
         """True: the terminal has another size."""
@@ -551,29 +483,26 @@ class _Screen:
 
 
 @contextmanager
-def _screen(out: TextIO) -> Iterator[_Screen]:
+def _awake() -> Iterator[_Awake]:
     woken, waker = socket.socketpair()
     woken.setblocking(False)
     waker.setblocking(False)
     before: dict[int, Any] = {}
     for name, handler in (
-        ("SIGWINCH", lambda *_: None),  # its number arrives at `woken`
+        ("SIGWINCH", lambda *_: None),  # its which arrives at `woken`
         ("SIGTERM", signal.default_int_handler),
         ("SIGHUP", signal.default_int_handler),
     ):
-        number = getattr(signal, name, None)
-        if number is not None:
-            before[number] = signal.signal(number, handler)
+        which = getattr(signal, name, None)
+        if which is not None:
+            before[which] = signal.signal(which, handler)
     fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    out.write("\x1b[?1049h\x1b[?25l")
     try:
-        yield _Screen(out, woken)
+        yield _Awake(woken)
     finally:
-        out.write("\x1b[?25h\x1b[?1049l")
-        out.flush()
         signal.set_wakeup_fd(fd)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for which, handler in before.items():
+            signal.signal(which, handler)
         woken.close()
         waker.close()
 
@@ -602,14 +531,14 @@ def run(
             while True:
                 print(_as_json(source.look()), file=out, flush=True)
                 time.sleep(interval_s)
-        with _screen(out) as screen:
+        with _awake() as awake, screen(out) as shown:
             while True:
                 due = time.monotonic() + interval_s
                 view = source.look()
-                screen.show(view, colour)
+                shown.show(lines(view), colour)
                 while (left := due - time.monotonic()) > 0:
-                    if screen.pause(left):
-                        screen.show(view, colour)
+                    if awake.pause(left):
+                        shown.show(lines(view), colour)
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:  # its reader has seen enough; the interpreter would flush once more

@@ -174,6 +174,15 @@ class Reconnected:
 
 
 @dataclass(frozen=True)
+class TokenRun:
+    """Prompt tokens in a row whose K/V came from the same source."""
+
+    source: str
+    """``computed``, ``reused``, or ``evicted``: computed again, since the cache had given it up."""
+    count: int
+
+
+@dataclass(frozen=True)
 class FrameUsed:
     """A frame that an answer was computed from."""
 
@@ -182,6 +191,8 @@ class FrameUsed:
     """As the client gave it."""
     age_s: float
     """When the answer was finished."""
+    runs: tuple[TokenRun, ...] = ()
+    """Its tokens, as patches of the picture row by row from the top."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +387,20 @@ def timings(t: inference_pb2.Timings) -> Timings:
 
 def frames_used(message: Answer) -> tuple[FrameUsed, ...]:
     """From the wire."""
-    return tuple(FrameUsed(f.camera, f.capture_time_ns, f.age_us * 1e-6) for f in message.frames)
+    return tuple(
+        FrameUsed(
+            f.camera,
+            f.capture_time_ns,
+            f.age_us * 1e-6,
+            tuple(
+                TokenRun(
+                    enum_name(inference_pb2.TokenSource, run.source, "TOKEN_SOURCE_"), run.count
+                )
+                for run in f.runs
+            ),
+        )
+        for f in message.frames
+    )
 
 
 def modality_tokens(message: Answer) -> dict[str, ModalityTokens]:

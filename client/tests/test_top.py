@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade import Client, cli, exposition, top, types
+from saccade import Client, cli, exposition, terminal, top, types
 from saccade.exposition import Quantile, Window, parse, quantile
 
 DATA = Path(__file__).parent / "data"
@@ -159,7 +159,7 @@ def test_the_figures_of_a_recorded_server() -> None:
 
 
 def text(shown: top.Snapshot, width: int | None = None) -> list[str]:
-    return [top.paint(line, width, False) for line in top.lines(shown)]
+    return [terminal.paint(line, width, False) for line in top.lines(shown)]
 
 
 def test_a_frame_says_it_all() -> None:
@@ -203,7 +203,7 @@ def test_a_frame_is_cut_to_the_terminal_and_coloured_only_there() -> None:
     for width in (1, 20, 80):
         assert max(len(line) for line in text(shown, width)) <= width
     assert "\x1b" not in "".join(text(shown))
-    coloured = [top.paint(line, 30, True) for line in top.lines(shown)]
+    coloured = [terminal.paint(line, 30, True) for line in top.lines(shown)]
     assert any("\x1b[1;36m" in line for line in coloured)
     plain = [line.replace("\x1b[0m", "") for line in coloured]
     assert all(

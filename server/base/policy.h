@@ -26,4 +26,18 @@ inline constexpr size_t kEvictionReasons = 3;
 inline constexpr std::array<std::string_view, kEvictionReasons> kEvictionReasonNames = {
     "own_partition", "other_partition", "flush"};
 
+// Where the K/V of a prompt's row comes from.
+enum class KvSource : uint8_t {
+  kComputed,  // computed: it was not in the cache
+  kReused,    // taken from the cache
+  kEvicted,   // computed again: the cache had it and gave it, or what it depends on, up
+};
+
+// A run of the rows of one camera's frame.
+struct KvRun {
+  uint32_t camera = 0;
+  KvSource source = KvSource::kComputed;
+  uint32_t rows = 0;
+};
+
 }  // namespace saccade

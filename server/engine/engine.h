@@ -80,6 +80,7 @@ struct ActResult {
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
+  std::vector<KvRun> frame_runs;  // as KvCache::FrameRuns
   bool frame_cached = false;
   bool late = false;
   uint32_t denoise_steps = 0;  // of a model that denoises

@@ -177,6 +177,7 @@ void Engine::Impl::Finish(Active& active, Outcome outcome, TimePoint now) {
   result.timings = outcome.timings;
   result.cached_tokens = outcome.cached_tokens;
   result.prompt_tokens = outcome.prompt_tokens;
+  result.frame_runs = std::move(outcome.frame_runs);
   result.frame_cached = outcome.frame_cached;
   result.late = outcome.late;
   result.denoise_steps = outcome.denoise_steps;

@@ -14,7 +14,9 @@ std::string Name(size_t m) { return std::string(kModalityNames[m]); }
 }  // namespace
 
 BlockPool::BlockPool(uint32_t num_blocks, const std::array<PartitionQuota, kModalities>& quotas)
-    : blocks_(num_blocks), buckets_(std::bit_ceil(std::max<size_t>(num_blocks, 1)), kNone) {
+    : blocks_(num_blocks),
+      buckets_(std::bit_ceil(std::max<size_t>(num_blocks, 1)), kNone),
+      evicted_(4 * buckets_.size()) {
   for (size_t m = 0; m < kModalities; ++m) partitions_[m].quota = quotas[m];
   for (int32_t i = static_cast<int32_t>(num_blocks) - 1; i >= 0; --i) PushFree(i);
 }
@@ -157,6 +159,8 @@ void BlockPool::EvictIdle(int32_t i, EvictionReason reason) {
   Partition& p = PartitionOf(at(i));
   ++p.evictions[static_cast<size_t>(reason)];
   --p.idle;
+  const Digest128& key = at(i).key;
+  evicted_[key.low & (evicted_.size() - 1)] = Mark(key);
   RemoveFromIndex(i);
   PushFree(i);
 }

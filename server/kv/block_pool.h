@@ -89,6 +89,11 @@ class BlockPool {
 
   // The block that holds `key`; invalid when none does, or when it is claimed.
   BlockId Find(const Digest128& key) const;
+  // The block of this key is there, or was and has been evicted, as far as is remembered: by 32
+  // bits of the key beside its place, and four of five of the last num_blocks evictions.
+  bool Knew(const Digest128& key) const {
+    return evicted_[key.low & (evicted_.size() - 1)] == Mark(key) || Lookup(key) != kNone;
+  }
   // False when the key is taken: the first writer wins.
   bool Index(BlockId id, const std::shared_ptr<const Timeline>& timeline, uint32_t position);
   // A held block leaves the index: it is freed with its last reference. Nothing happens when it is
@@ -110,6 +115,8 @@ class BlockPool {
   const Block& at(int32_t i) const { return blocks_[static_cast<size_t>(i)]; }
   Partition& PartitionOf(const Block& b) { return partitions_[static_cast<size_t>(b.modality)]; }
   size_t Bucket(const Digest128& key) const { return key.low & (buckets_.size() - 1); }
+  // Never 0, which stands for nothing.
+  static uint32_t Mark(const Digest128& key) { return static_cast<uint32_t>(key.high >> 32) | 1; }
   int32_t Lookup(const Digest128& key) const;
   bool BelowCap(const Capacity& capacity, size_t m) const {
     return capacity.used[m] < partitions_[m].quota.cap;
@@ -122,7 +129,8 @@ class BlockPool {
   void EvictIdle(int32_t i, EvictionReason reason);
 
   std::vector<Block> blocks_;
-  std::vector<int32_t> buckets_;  // heads; a power of two, at least num_blocks
+  std::vector<int32_t> buckets_;   // heads; a power of two, at least num_blocks
+  std::vector<uint32_t> evicted_;  // marks of evicted keys, newest wins; four times buckets_
   std::array<Partition, kModalities> partitions_;
   int32_t free_head_ = kNone;
   uint32_t free_ = 0;

@@ -277,6 +277,24 @@ uint32_t KvCache::CachedTokens(const Timeline& timeline) const {
   return tokens;
 }
 
+void KvCache::FrameRuns(const Sequence& sequence, std::vector<KvRun>& runs) const {
+  runs.clear();
+  const Timeline& t = *sequence.timeline_;
+  for (const TimelineBlock& block : t.blocks()) {
+    const Segment& segment = t.segments()[block.segment];
+    if (segment.modality != Modality::kVision) continue;
+    const KvSource source = block.begin < sequence.cached_tokens_ ? KvSource::kReused
+                            : t.reuse() != PrefixReuse::kNone && pool_->Knew(block.key)
+                                ? KvSource::kEvicted
+                                : KvSource::kComputed;
+    if (!runs.empty() && runs.back().source == source && block.begin != segment.begin) {
+      runs.back().rows += block.len;
+    } else {
+      runs.push_back({segment.camera, source, block.len});
+    }
+  }
+}
+
 bool KvCache::LeavesHeadroom(uint32_t blocks, uint32_t held_by_it) const {
   uint64_t held = 0;
   for (size_t m = 0; m < kModalities; ++m) held += pool_->partition(m).held;

@@ -191,6 +191,9 @@ class KvCache {
   std::unique_ptr<Sequence> Open(std::shared_ptr<const Timeline> timeline, TimePoint now);
   // Prompt tokens that Open would find, without taking them.
   uint32_t CachedTokens(const Timeline& timeline) const;
+  // Where the K/V of the frames of `sequence` comes from, in the order of its prompt, in the memory
+  // of `runs`. Right until its first rows are published.
+  void FrameRuns(const Sequence& sequence, std::vector<KvRun>& runs) const;
   // Whether work that can wait may take `blocks` more than are held now. Also when nothing at all
   // is held but `held_by_it`: waiting would bring nothing.
   bool LeavesHeadroom(uint32_t blocks, uint32_t held_by_it) const;

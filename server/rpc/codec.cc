@@ -31,6 +31,11 @@ static_assert(static_cast<int>(v1::ERROR_REASON_MISSING_INPUT) ==
 static_assert(static_cast<int>(v1::ERROR_REASON_PERMISSION_DENIED) ==
               static_cast<int>(Reason::kPermissionDenied));
 static_assert(v1::ErrorReason_ARRAYSIZE == kReasonCount);
+// So are the sources, but for the wire's 0, "not stated".
+static_assert(static_cast<int>(v1::TOKEN_SOURCE_COMPUTED) ==
+              static_cast<int>(KvSource::kComputed) + 1);
+static_assert(static_cast<int>(v1::TOKEN_SOURCE_EVICTED) ==
+              static_cast<int>(KvSource::kEvicted) + 1);
 
 uint64_t Positive(std::chrono::steady_clock::duration d) {
   return static_cast<uint64_t>(std::max<int64_t>(0, ToMicros(d).count()));
@@ -75,6 +80,12 @@ void SetCommon(const Info& info, const ActResult& result, Answer& answer) {
     used.set_capture_time_ns(frame.capture_time_ns);
     used.set_age_us(Positive(result.finished - frame.captured));
     decode += frame.decode;
+    for (const KvRun& run : result.frame_runs) {
+      if (run.camera != frame.camera) continue;
+      v1::TokenRun& tokens = *used.add_runs();
+      tokens.set_source(static_cast<v1::TokenSource>(static_cast<int>(run.source) + 1));
+      tokens.set_count(run.rows);
+    }
   }
   SetTimings(result.timings, *answer.mutable_timings());
   answer.mutable_timings()->set_decode_us(Positive(decode));

@@ -96,7 +96,8 @@ struct ActiveRequest {
   std::optional<TimePoint> first_token;
   TimePoint last_token{};
   std::array<uint32_t, kModalities> cached_tokens{};
-  bool reported_cache = false;  // cached_tokens and frame_cached are of its first start
+  std::vector<KvRun> frame_runs;
+  bool reported_cache = false;  // these and frame_cached are of its first start
   bool frame_cached = true;
 
   bool denoises() const { return request.kind == AnswerKind::kFlow; }

@@ -38,6 +38,7 @@ void Scheduler::Impl::Finish(ActiveRequest& r, absl::Status status, TimePoint no
   outcome.id = r.request.id;
   outcome.status = std::move(status);
   outcome.cached_tokens = r.cached_tokens;
+  outcome.frame_runs = std::move(r.frame_runs);
   for (const Segment& segment : r.request.timeline->segments()) {
     outcome.prompt_tokens[static_cast<size_t>(segment.modality)] += segment.end - segment.begin;
   }

@@ -220,6 +220,7 @@ Lane::Start Lane::TryStart(ActiveRequest& r, bool can_wait, TimePoint now) {
   if (!r.reported_cache) {
     r.reported_cache = true;
     r.cached_tokens = by_modality;
+    kv->FrameRuns(*r.samples[0].sequence, r.frame_runs);
     r.frame_cached = std::all_of(r.embeddings.begin(), r.embeddings.end(), [this](EmbeddingId e) {
       return !e.valid() || frame(e).stage == FrameState::Stage::kReady;
     });

@@ -114,10 +114,11 @@ struct Outcome {
   Timings timings;
   std::array<uint32_t, kModalities> cached_tokens{};
   std::array<uint32_t, kModalities> prompt_tokens{};
-  bool frame_cached = false;   // no encode was needed
-  bool late = false;           // finished after its deadline (class says run_late)
-  uint32_t denoise_steps = 0;  // of a flow
-  bool degraded = false;       // fewer than it asked for
+  std::vector<KvRun> frame_runs;  // as KvCache::FrameRuns
+  bool frame_cached = false;      // no encode was needed
+  bool late = false;              // finished after its deadline (class says run_late)
+  uint32_t denoise_steps = 0;     // of a flow
+  bool degraded = false;          // fewer than it asked for
 };
 
 struct SchedulerStats {

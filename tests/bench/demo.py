@@ -25,7 +25,7 @@ FRAMES = ROOT / "tests" / "golden" / "data" / "demo_frames"
 sys.path.insert(0, str(DEMO))
 sys.path.insert(0, str(ROOT / "client"))
 
-from evaluate import evaluate  # noqa: E402
+from evaluation import evaluate  # noqa: E402
 
 from saccade import Client  # noqa: E402
 
@@ -149,17 +149,26 @@ def main() -> int:
                     code == 0,
                 )
             )
+        with tempfile.TemporaryDirectory() as folder:
+            driven = evaluate(
+                server.address,
+                f"http://{server.metrics}/metrics",
+                range(args.seed, args.seed + args.n),
+                Path(folder),
+                MODEL,
+                [f"mode={mode}" for mode in ("policy", "shuffled", "blank")],
+            )
         for mode, least, most in (
             ("policy", 0.98, 1.0),
             ("shuffled", 0.15, SHUFFLED_MOST),
             ("blank", 0.0, BLANK_MOST),
         ):
-            r = evaluate(server.address, MODEL, mode, args.n, args.seed)
-            rate = r["ok"] / r["episodes"]
-            result[mode] = {"ok": r["ok"], "episodes": r["episodes"]}
+            r = next(s for s in driven["settings"] if s["knobs"]["mode"] == mode)
+            result[mode] = {"ok": r["ok"], "episodes": r["n"]}
+            rate = r["success"]
             good = least <= rate <= most
             rows.append(
-                (mode, f"{r['ok']} of {r['episodes']}", f"{100 * least:g}..{100 * most:g} %", good)
+                (mode, f"{r['ok']} of {r['n']}", f"{100 * least:g}..{100 * most:g} %", good)
             )
     finally:
         code = server.stop()

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <set>
+#include <tuple>
 
 #include "tests/kv/kv_testing.h"
 
@@ -430,6 +431,57 @@ TEST(KvCachePrefix, AHitStopsAtTheFirstMissingBlock) {
   EXPECT_EQ(cache->CachedTokens(*t), 12u);
   cache.Close(std::move(s));
   EXPECT_EQ(cache.idle(Modality::kText), 4u);
+}
+
+// (camera, source, rows) of every run.
+using Runs = std::vector<std::tuple<uint32_t, KvSource, uint32_t>>;
+Runs RunsOf(CheckedCache& cache, const Sequence& sequence) {
+  std::vector<KvRun> runs;
+  cache->FrameRuns(sequence, runs);
+  Runs all;
+  for (const KvRun& run : runs) all.emplace_back(run.camera, run.source, run.rows);
+  return all;
+}
+
+TEST(KvCachePrefix, SaysWhereTheRowsOfAFrameComeFrom) {
+  CheckedCache cache(16, 4);
+  const ContentRef a = Frame(1);
+  const ContentRef b = Frame(2);
+  const auto build = [&](const ContentRef& second) {
+    return TimelineBuilder(Salt("m"), 4)
+        .AddText(Ids(1, 1))
+        .AddVision(0, a, 10)
+        .AddVision(1, second, 10)
+        .AddText(Ids(5, 5))
+        .Build();
+  };
+  using enum KvSource;
+  const auto t = build(b);
+  const auto look = [&](const std::shared_ptr<const Timeline>& timeline) {
+    auto sequence = cache.Open(timeline);
+    const Runs runs = RunsOf(cache, *sequence);
+    cache.Close(std::move(sequence));
+    return runs;
+  };
+  EXPECT_EQ(look(t), (Runs{{0, kComputed, 10}, {1, kComputed, 10}}));
+  cache.Warm(t);
+  EXPECT_EQ(look(t), (Runs{{0, kReused, 10}, {1, kReused, 10}}));
+  // Another second frame: it was never there.
+  EXPECT_EQ(look(build(Frame(3))), (Runs{{0, kReused, 10}, {1, kComputed, 10}}));
+  // Block 2 holds rows 4 to 7 of the first frame. What lies behind it is still there, out of reach.
+  KvCacheTestPeer::EvictIdle(*cache, KvCacheTestPeer::Find(*cache, t->blocks()[2].key));
+  EXPECT_EQ(look(t), (Runs{{0, kReused, 4}, {0, kEvicted, 6}, {1, kEvicted, 10}}));
+  EXPECT_EQ(look(build(Frame(3))), (Runs{{0, kReused, 4}, {0, kEvicted, 6}, {1, kComputed, 10}}));
+  cache->FlushIdle();
+  EXPECT_EQ(look(t), (Runs{{0, kEvicted, 10}, {1, kEvicted, 10}}));
+  // Computed again it is reused again.
+  cache.Warm(t);
+  EXPECT_EQ(look(t), (Runs{{0, kReused, 10}, {1, kReused, 10}}));
+  // A prompt that nobody may take blocks of has nothing to lose.
+  const auto never =
+      TimelineBuilder(Salt("m"), 4).AddVision(0, a, 10).SetReuse(PrefixReuse::kNone).Build();
+  cache.Warm(never);
+  EXPECT_EQ(look(never), (Runs{{0, kComputed, 10}}));
 }
 
 // An orphan is matched under its own parent only, and ages like any idle block.

@@ -102,6 +102,9 @@ TEST(SessionRpcTest, OpensAndAnswers) {
   EXPECT_EQ(chunk.frames(0).capture_time_ns(), 123'456'789);
   EXPECT_GE(chunk.frames(0).age_us(), 5000U);
   EXPECT_LT(chunk.frames(0).age_us(), 10'000'000U);
+  ASSERT_EQ(chunk.frames(0).runs_size(), 1);
+  EXPECT_EQ(chunk.frames(0).runs(0).source(), v1::TOKEN_SOURCE_COMPUTED);
+  EXPECT_EQ(chunk.frames(0).runs(0).count(), FakeModel::kVisionTokens);
   const v1::Timings& t = chunk.timings();
   EXPECT_GT(t.total_us(), 0U);
   EXPECT_NEAR(static_cast<double>(t.queue_us() + t.encode_us() + t.prefill_us() + t.act_us()),
@@ -118,6 +121,10 @@ TEST(SessionRpcTest, OpensAndAnswers) {
   EXPECT_EQ(chunk.degradation_size(), 0);
   EXPECT_EQ(chunk.latency_class(), "best_effort");
   EXPECT_EQ(chunk.statistics_key(), "robot");
+  const v1::ActionChunk again = client.Act(18);
+  ASSERT_EQ(again.frames(0).runs_size(), 1);
+  EXPECT_EQ(again.frames(0).runs(0).source(), v1::TOKEN_SOURCE_REUSED);
+  EXPECT_EQ(again.frames(0).runs(0).count(), FakeModel::kVisionTokens);
   client.HalfClose();
   EXPECT_TRUE(client.Finish().ok());
   server.ExpectIdleSoon();

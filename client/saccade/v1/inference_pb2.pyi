@@ -28,6 +28,10 @@ NOTICE_KIND_STALE_FRAME: NoticeKind
 NOTICE_KIND_UNSPECIFIED: NoticeKind
 PIXEL_FORMAT_RGB8: PixelFormat
 PIXEL_FORMAT_UNSPECIFIED: PixelFormat
+TOKEN_SOURCE_COMPUTED: TokenSource
+TOKEN_SOURCE_EVICTED: TokenSource
+TOKEN_SOURCE_REUSED: TokenSource
+TOKEN_SOURCE_UNSPECIFIED: TokenSource
 
 class ActRequest(_message.Message):
     __slots__ = ["committed", "deadline_us", "flow_steps", "id", "latency_class", "least_flow_steps", "max_frame_age_us", "noise", "samples", "seed", "temperature"]
@@ -146,14 +150,16 @@ class ExecutedActions(_message.Message):
     def __init__(self, actions: _Optional[_Iterable[_Union[ExecutedAction, _Mapping]]] = ...) -> None: ...
 
 class FrameUsed(_message.Message):
-    __slots__ = ["age_us", "camera", "capture_time_ns"]
+    __slots__ = ["age_us", "camera", "capture_time_ns", "runs"]
     AGE_US_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     age_us: int
     camera: str
     capture_time_ns: int
-    def __init__(self, camera: _Optional[str] = ..., capture_time_ns: _Optional[int] = ..., age_us: _Optional[int] = ...) -> None: ...
+    runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
+    def __init__(self, camera: _Optional[str] = ..., capture_time_ns: _Optional[int] = ..., age_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ["deadline_us", "early_stopping", "frames", "ignore_eos", "latency_class", "length_penalty", "max_new_tokens", "model", "num_beams", "num_sequences", "seed", "stop_token_ids", "temperature", "text", "token_ids", "top_p"]
@@ -449,6 +455,14 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class TokenRun(_message.Message):
+    __slots__ = ["count", "source"]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    source: TokenSource
+    def __init__(self, source: _Optional[_Union[TokenSource, str]] = ..., count: _Optional[int] = ...) -> None: ...
+
 class VisionFrame(_message.Message):
     __slots__ = ["age_us", "camera", "capture_time_ns", "encoded", "raw"]
     AGE_US_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +481,9 @@ class PixelFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class CommitMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class TokenSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

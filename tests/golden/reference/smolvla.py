@@ -280,6 +280,15 @@ def write(v: SmolVla, out: Path) -> None:
     write_checkpoint(v, checkpoint, stats)
     record = common.Record()
     request = observation(v, v.name, stats, record)
+    answer(v, checkpoint, request, record, out)
+    relayout(v, checkpoint, stats)
+    assert json.loads((checkpoint / "config.json").read_text())["type"] == "smolvla"
+
+
+def answer(
+    v: SmolVla, checkpoint: Path, request: dict[str, Any], record: common.Record, out: Path
+) -> None:
+    """Writes what the library computes for a request whose inputs are recorded already."""
     noise = common.normal(v.name, "noise", (1, v.chunk, v.max_action))
     record.add("noise", noise)
     policy, pre, post = load(checkpoint)
@@ -301,7 +310,6 @@ def write(v: SmolVla, out: Path) -> None:
     _, _, narrow = run(policy, pre, request, noise)
     record.add("bf16.actions", post(narrow))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint / "vlm")
-    relayout(v, checkpoint, stats)
     kept = batch["observation.language.tokens"][0][
         batch["observation.language.attention_mask"][0].bool()
     ]
@@ -309,11 +317,10 @@ def write(v: SmolVla, out: Path) -> None:
         out,
         model="smolvla",
         variant=v.name,
-        task=v.instruction,
+        task=request["task"],
         prompt_decoded=tokenizer.decode(kept),
         bf16_vs_fp32_max_abs=common.distance(
             record.tensors["bf16.actions"], record.tensors["actions"]
         ),
         prefix_len=recorder.prefix[0].shape[1],
     )
-    assert json.loads((checkpoint / "config.json").read_text())["type"] == "smolvla"
