@@ -355,6 +355,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.model.removesuffix("_bf16") not in policies():
         parser.error(f"--model is one of {', '.join(policies())}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server ends, too
     try:
         return table(args) if args.table else one(args)
     except (SaccadeError, OSError, ValueError) as error:

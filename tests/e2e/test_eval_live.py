@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,33 @@ def test_a_server_that_does_not_start_is_said() -> None:
 needs_highway = pytest.mark.skipif(
     not importlib.util.find_spec("highway_env"), reason="highway-env is missing"
 )
+
+
+@needs_highway
+def test_an_evaluation_that_is_ended_leaves_no_server() -> None:
+    with subprocess.Popen(
+        [sys.executable, evaluation.__file__, "--seeds", "5000000:5001000", "--binary", BINARY],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        children: list[str] = []
+
+        def wait_until(what: Callable[[], bool]) -> None:
+            end = time.monotonic() + 30
+            while not what():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+        def drives() -> bool:
+            listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            children[:] = listed.read_text().split()
+            return len(children) >= 3  # the server, a world, what multiprocessing has beside them
+
+        wait_until(drives)
+        process.terminate()
+        assert process.wait(40) == 143
+    wait_until(lambda: not any(Path(f"/proc/{c}").exists() for c in children))
 
 
 @needs_highway

@@ -1,12 +1,12 @@
 """Collects frames with the expert's chunk for EVERY instruction group, under a noisy, instruction-switching driver.
 
-    collect.py FOLDER FRAMES SEED [--slow]
+    collect.py FOLDER FRAMES SEED [--slow] [--hard]
 
 Shards of about 1000 frames, one every 0.4 s, whole episodes: "top" and "wide" [n, 224, 224, 3], "actions"
 [n, 6 groups, 8, 2], "state" [n, speed and heading], "scene" [n, 11] (facts), "episode" [n].
 The driver follows the expert of a random group, switches the group at random times and gets Ornstein-Uhlenbeck noise on
 both actions; starts are perturbed; so that labels exist for half-done lane changes, bad headings and short gaps.
---slow: most episodes start at 0..18 m/s.
+--slow: most episodes start at 0..18 m/s. --hard: the judge's harder scenes, on the training's seeds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import demo  # noqa: F401
 import expert
+import hard
 import numpy as np
 import world
 from phrases import GROUPS
@@ -89,11 +90,11 @@ class Shards:
         print(f"{self.total} frames, {time.monotonic() - self.begin:.0f} s", flush=True)
 
 
-def collect(folder: Path, frames: int, seed: int, slow: bool = False) -> None:
+def collect(folder: Path, frames: int, seed: int, slow: bool = False, harder: bool = False) -> None:
     """Writes at least that many frames; follows from its arguments."""
     rng = np.random.default_rng(seed)
     shards = Shards(folder, str(seed))
-    env = world.make_env("keep", seed)
+    env = (hard if harder else world).make_env("keep", seed)
     episode = seed
     while shards.total < frames:
         env.config["group"] = scenery = GROUPS[rng.integers(6)]
@@ -128,8 +129,9 @@ def main() -> None:
     parser.add_argument("frames", type=int)
     parser.add_argument("seed", type=int)
     parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--hard", action="store_true")
     args = parser.parse_args()
-    collect(args.folder, args.frames, args.seed, args.slow)
+    collect(args.folder, args.frames, args.seed, args.slow, args.hard)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     flow_drive.py RUN collect FOLDER FRAMES SEED [--hard]     DAgger: the policy drives, the expert labels
     flow_drive.py RUN success EPISODES SEED [--mode blank|shuffled]   of each group, without a server
 
-RUN: what flow_train.py wrote. --hard: more of the groups that meet traffic.
+RUN: what flow_train.py wrote. --hard: more of the groups that meet traffic, in the judge's harder scenes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import collect
 import flow
+import hard
 import numpy as np
 import torch
 import world
@@ -75,10 +76,10 @@ class Car:
     rows: list[Any]
 
 
-def gather(
-    driver: Driver, folder: Path, frames: int, seed: int, weights: list[float], slow: float
-) -> None:
+def gather(driver: Driver, folder: Path, frames: int, seed: int, harder: bool = False) -> None:
     """Shards like collect.py's."""
+    weights = [0.05, 0.25, 0.2, 0.3, 0.15, 0.05] if harder else [1 / 6] * 6
+    slow = 0.1 if harder else 0.25
     rng = np.random.default_rng(seed)
     shards = collect.Shards(folder, str(seed))
     episode = seed
@@ -89,7 +90,7 @@ def gather(
     def start() -> Car:
         nonlocal episode
         group = GROUPS[rng.choice(6, p=weights)]
-        env = world.make_env(group, episode)
+        env = (hard if harder else world).make_env(group, episode)
         episode += 1
         if rng.random() < slow:
             env.vehicle.speed = float(rng.uniform(0, 18))
@@ -175,8 +176,7 @@ def main() -> None:
         settings = {"mode": args.mode, "level": args.level, "stress": args.stress}
         success(driver, args.episodes, args.seed, **settings)
         return
-    weights = [0.05, 0.25, 0.2, 0.3, 0.15, 0.05] if args.hard else [1 / 6] * 6
-    gather(driver, args.folder, args.frames, args.seed, weights, 0.1 if args.hard else 0.25)
+    gather(driver, args.folder, args.frames, args.seed, args.hard)
 
 
 if __name__ == "__main__":
