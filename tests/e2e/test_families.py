@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -17,14 +18,16 @@ import pytest
 from checkpoints import Golden, golden, rewrite
 from conftest import BINARY, RunningServer
 from PIL import Image
-from test_server import cli
+from test_server import cli, metric
 
 from saccade import (
     Actions,
     Client,
+    Expired,
     Flow,
     InvalidActionToken,
     InvalidInput,
+    Late,
     MissingInput,
     NoFrame,
     images,
@@ -114,6 +117,44 @@ def test_answers_equal_the_reference(client: Client, name: str) -> None:
         np.testing.assert_array_equal(both.samples[0].values, alone.values)
         assert np.abs(both.samples[1].values - alone.values).max() > 0.01
         assert both.tokens["vision"].cached == both.tokens["vision"].total > 0
+
+
+def test_a_class_that_degrades_answers_with_fewer_steps_in_time() -> None:
+    classes = """classes:
+  - {name: best_effort, tier: 1, on_late: run_late}
+  - {name: squeezed, tier: 0, on_late: degrade}"""
+    running = RunningServer(models=entry("pi05"), extra=classes)
+    try:
+        running.wait_ready()
+        with Client(running.address, timeout_s=30) as client:
+            assert [c.degrades for c in client.status().classes] == [False, True]
+            case, most, samples = GOLDEN["pi05"], 200, {"samples": 16, "seed": 1}
+            whole = 0.0
+            for _ in range(3):  # its step times are learned
+                answer = ask(client, case, flow=Flow(most), **samples)
+                assert (answer.flow_steps, answer.degradation) == (most, ())
+                whole = answer.timings.total_s
+            squeezed = {**samples, "latency_class": "squeezed", "deadline_s": whole / 2}
+            # Nothing says that it may have fewer.
+            with pytest.raises(Late):
+                ask(client, case, flow=Flow(most), **squeezed)
+            cut: list[Actions] = []
+            for _ in range(10):  # a busy machine may miss a deadline all the same
+                with contextlib.suppress(Late, Expired):
+                    cut.append(ask(client, case, flow=Flow(most, least_steps=2), **squeezed))
+                    break
+            (answer,) = cut
+            assert answer.degradation == ("fewer_flow_steps",) and answer.deadline_met
+            assert 2 <= answer.flow_steps < most
+            # As good as if it had been asked for so many.
+            same = ask(client, case, flow=Flow(answer.flow_steps), **samples)
+            np.testing.assert_array_equal(answer.values, same.values)
+            degraded = 'saccade_requests_degraded_total{class="squeezed"}'
+            assert metric(running, degraded) == 1
+            with pytest.raises(InvalidInput, match="least_flow_steps"):
+                ask(client, case, flow=Flow(least_steps=1001))
+    finally:
+        running.close()
 
 
 @pytest.mark.parametrize("name", FLOW)
