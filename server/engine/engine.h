@@ -35,9 +35,9 @@ struct ServedModel {
   std::vector<WorkerId> workers;
   InvalidTokenPolicy invalid_tokens = InvalidTokenPolicy::kFail;
   uint32_t least_flow_steps = 0;  // of a request that says nothing; 0: it may not be cut
-  KvCacheOptions kv;             // per worker; num_blocks > 0
-  uint32_t embedding_slots = 0;  // per worker
-  uint32_t max_sequences = 0;    // sequences with action tokens at a time, per worker
+  KvCacheOptions kv;              // per worker; num_blocks > 0
+  uint32_t embedding_slots = 0;   // per worker
+  uint32_t max_sequences = 0;     // sequences with action tokens at a time, per worker
   const ModelSpec& spec() const { return instances.front()->spec(); }
   // New timelines for the model use its salt and block size.
   TimelineBuilder NewTimeline() const;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -150,7 +151,7 @@ def test_lost_late_and_repeated_pictures_are_bounded() -> None:
             assert all(0 <= age <= min(step, most) for step, age in enumerate(ages)), (kind, ages)
             assert ages == [step - Stress(kind, seed).shown_step(step) for step in range(60)]
     held = [step - Stress("drop", 3).shown_step(step) for step in range(60)]
-    assert all(b in (0, a + 1) for a, b in zip(held, held[1:], strict=False)), held
+    assert all(b in (0, a + 1) for a, b in itertools.pairwise(held)), held
 
 
 @needs_highway
