@@ -42,10 +42,11 @@ SERVING = [
     *(f"replan={steps}" for steps in (1, 3, 5)),
 ]
 LOADS = ["pace=real+class=driving", *(f"pace=real+class=driving+load={n}" for n in (50, 100, 200))]
+RUNGS = [f"pace=real+least=2+class=driving_degrades+load={n}" for n in (100, 200)]
 CONTROLS = ["mode=shuffled", "mode=blank"]
 SETTINGS = {
     CAUSAL: [f"model={CAUSAL}_bf16", *SERVING],
-    FLOW: [f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1))],
+    FLOW: [f"model={FLOW}_bf16", *SERVING, *(f"steps={n}" for n in (8, 5, 4, 3, 2, 1)), *RUNGS],
 }
 """What ``--table`` drives beside full recompute, the controls, each stress and each load: what makes a policy cheaper."""
 
@@ -123,7 +124,7 @@ class Server:
             if base == FLOW:
                 del entry["action_space"]  # its own folder says it
             entries.append(entry)
-        # JSON is YAML. The classes are those of config/server.yaml.
+        # JSON is YAML. The classes are those of config/server.yaml, and one that degrades.
         return json.dumps(
             {
                 "server": {
@@ -135,6 +136,7 @@ class Server:
                 "classes": [
                     _latency_class("control", 20, 0),
                     _latency_class("driving", 100, 0),
+                    {**_latency_class("driving_degrades", 100, 0), "on_late": "degrade"},
                     _latency_class("perception", 50, 1),
                     _latency_class("planning", 100, 1),
                     {**_latency_class("best_effort", 0, 2), "on_late": "run_late"},

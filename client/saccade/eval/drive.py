@@ -167,7 +167,9 @@ class _Link:
         asked = self.session.act_async(
             latency_class=setting.latency_class,
             seed=episode.seed * 1000 + episode.step if self.session.model.flow_steps else 0,
-            flow=types.Flow(setting.flow_steps) if setting.flow_steps else None,
+            flow=types.Flow(setting.flow_steps, least_steps=setting.least_flow_steps)
+            if setting.flow_steps or setting.least_flow_steps
+            else None,
         )
         # Of a drive that is ended nobody takes it: no reason to speak of.
         asked.add_done_callback(lambda f: f.cancelled() or f.exception())

@@ -29,6 +29,8 @@ class Setting:
     """Steps from one request to the next; in between the chunk is carried out."""
     flow_steps: int = 0
     """Denoise steps of a model that denoises; 0: its own."""
+    least_flow_steps: int = 0
+    """Steps that a class which degrades may cut an act to; 0: none."""
     latency_class: str = "best_effort"
     load: float = 0.0
     """Act requests a second of others meanwhile."""
@@ -65,10 +67,11 @@ KNOBS = {
     "stale": "stale_ms",
     "replan": "replan",
     "steps": "flow_steps",
+    "least": "least_flow_steps",
     "class": "latency_class",
     "load": "load",
 }
-_LEAST = {"stale_ms": 0, "replan": 1, "flow_steps": 0}
+_LEAST = {"stale_ms": 0, "replan": 1, "flow_steps": 0, "least_flow_steps": 0}
 
 
 def parse(text: str, level: str = "base") -> Setting:
