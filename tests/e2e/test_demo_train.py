@@ -37,7 +37,7 @@ needs_lerobot = pytest.mark.skipif(
 
 def run(*command: str | Path) -> str:
     """What it prints; fails with it."""
-    one_thread = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    one_thread = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "client")}
     done = subprocess.run(
         [str(c) for c in command],
         capture_output=True,
@@ -94,6 +94,17 @@ def test_no_instruction_of_training_is_one_that_the_judge_keeps() -> None:
         "assert len(said) > 500 and not said & s.KEPT and len(s.KEPT) > 60\n"
     )
     run(PYTHON, "-c", code)
+
+
+@pytest.mark.skipif(not has(sys.executable, "highway_env"), reason="no highway-env")
+def test_the_shipped_flow_policy_drives() -> None:
+    script = ROOT / "deploy" / "demo" / "evaluation.py"
+    said = run(
+        sys.executable, script, "--model", "highway_flow", "--seeds", "6000000:6000002",
+        "--json", "--binary", BINARY,
+    )  # fmt: skip
+    found = json.loads(said.splitlines()[-1])
+    assert found["n"] == 12 and found["ok"] >= 11, said
 
 
 @needs_lerobot

@@ -148,7 +148,7 @@ def validate(policy: causal.Policy, batches: Batches, table: Tensor) -> dict[str
         loss.append(float(one))
         said, right = (causal.to_values(x.numpy()) for x in (ids, batch["targets"]))
         errors.append(np.abs(said - right)[..., :2] * (batches.high - batches.low)[:2] / 2)
-    mean = np.concatenate(errors).mean(0)
+    mean = np.concatenate(errors).mean(0, dtype=np.float64)
     return {
         "loss": round(float(np.mean(loss)), 4),
         "steer": dict(zip(GROUPS, mean[:, 0].round(4).tolist(), strict=True)),

@@ -206,7 +206,7 @@ def validate(fast: flow.Fast, batches: Batches) -> dict[str, Any]:
         loss.append(float(fast.losses(batch, noise, time)[0].mean()))
         e = (fast.act(batch, noise[:, 0]) - batch["actions"])[:, :2].abs().mean(1)
         errors.append(e.view(-1, 6, 2).numpy())
-    mean = np.concatenate(errors).mean(0) * batches.stats["action"][1]
+    mean = np.concatenate(errors).mean(0, dtype=np.float64) * batches.stats["action"][1]
     return {
         "loss": round(float(np.mean(loss)), 4),
         "steer": dict(zip(GROUPS, mean[:, 0].round(4).tolist(), strict=True)),

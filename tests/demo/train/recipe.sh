@@ -41,7 +41,7 @@ learn() {
     --validation "$work/validation" --data "$data"/{plain,slow,hard} "$@"
 }
 
-first=${FIRST:-2000} all=${ALL:-3200} decay=${DECAY:-900}
+first=${FIRST:-1000} all=${ALL:-2200} decay=${DECAY:-800}
 if [[ ! -e $work/first.done ]]; then
   learn "$first"
   touch "$work/first.done"
