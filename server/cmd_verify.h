@@ -42,12 +42,12 @@ struct VerifyOptions {
 // that a request may not have, because it is too long or spells special tokens, is sent as the ids
 // that the reference makes of it: the line "task" says so. F32: actions
 // within 2e-6, state and pixels within 1e-6, relative where they are over 1. BF16: stages within
-// 1e-2 * max|reference| (keys, values and final states of trunk and expert 2e-2, velocities 3e-2),
-// actions within 3 times the recorded distance of bf16.actions, of which at most a quarter of the
-// largest action counts; of FAST tokens, none of which are recorded in bf16, an id may differ where
-// the recorded margin is below twice the logits' tolerance, and what follows it is left out. Behind
-// the end of an answer there may be zeros. fastN.*: the ids of fastN.sequence, what they decode to,
-// and what was encoded, within half a coefficient in each.
+// 1e-2 * max|reference| (keys, values and final states of trunk and expert 2e-2, velocities and
+// what is integrated 3e-2), actions within 3 times the recorded distance of bf16.actions, of which
+// at most a quarter of the largest action counts; of FAST tokens, none of which are recorded in
+// bf16, an id may differ where the recorded margin is below twice the logits' tolerance, and what
+// follows it is left out. Behind the end of an answer there may be zeros. fastN.*: the ids of
+// fastN.sequence, what they decode to, and what was encoded, within half a coefficient in each.
 int RunVerify(const VerifyOptions& options);
 
 }  // namespace saccade

@@ -500,7 +500,10 @@ absl::StatusOr<Computed> LerobotPass::Step(size_t number, std::string_view part,
     return out;
   }
   out.tolerance = part == ".time_emb" ? kTimes : StageTolerance(reference);
-  if (part == ".v_t") out.tolerance = ToleranceOf(MaxAbs(reference.values), kBf16Velocity);
+  // What is integrated drifts by what the velocities are off.
+  if (part == ".v_t" || part == ".x_t") {
+    out.tolerance = ToleranceOf(MaxAbs(reference.values), kBf16Velocity);
+  }
   if (part == ".suffix_out") out.tolerance = ToleranceOf(MaxAbs(reference.values), kBf16Layers);
   // A state's row goes nowhere, so that its end is not computed.
   const size_t total = reference.values.size();

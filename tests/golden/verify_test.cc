@@ -68,6 +68,12 @@ TEST_P(EveryBackend, SmolVla) {
   EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
 }
 
+// The demo's flow policy: trained weights, three cameras, a state of two.
+TEST_P(EveryBackend, DemoFlow) {
+  const std::string golden = DataDir() + "/demo_flow/golden.safetensors";
+  EXPECT_EQ(Verify(SACCADE_SOURCE_DIR "/deploy/demo/flow", golden, GetParam()), 0);
+}
+
 TEST_P(EveryBackend, Pi0) {
   const std::string dir = DataDir() + "/pi0";
   EXPECT_EQ(Verify(dir + "/checkpoint", dir + "/golden.safetensors", GetParam()), 0);
