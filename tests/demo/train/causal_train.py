@@ -1,7 +1,6 @@
 """Trains the causal policy by behaviour cloning.
 
-    causal_train.py OUT --steps N [--decay M] --data FOLDER ... [--more FOLDER ...] --validation FOLDER
-                    [--init CHECKPOINT]
+    causal_train.py OUT --steps N [--decay M] --data FOLDER ... --validation FOLDER
 
 OUT gets "stats.json" (q01, q99, ...), "last.pt" every --save steps and "log.jsonl". The tokenizer is that of --folder.
 The rate is flat, then falls linearly over the last M steps. A step: --frames frames of each rank x --groups
@@ -34,21 +33,19 @@ VALIDATION = 120  # frames
 
 
 class Data:
-    """Frames of folders of collect.py, in memory; whole shards go to one rank. `more` counts double."""
+    """Frames of folders of collect.py, in memory; whole shards go to one rank."""
 
-    def __init__(self, folders: list[Path], more: list[Path], rank: int = 0, of: int = 1) -> None:
-        files = [(f, d in more) for d in [*folders, *more] for f in sorted(d.glob("s_*.npz"))]
+    def __init__(self, folders: list[Path], rank: int = 0, of: int = 1) -> None:
+        files = [file for folder in folders for file in sorted(folder.glob("s_*.npz"))]
         parts: list[dict[str, Any]] = []
-        self.index = np.zeros(0, int)
-        start = 0
-        for file, twice in files[rank::of]:
+        for file in files[rank::of]:
             with np.load(file) as z:
                 parts.append({k: z[k] for k in ("top", "actions", "state", "scene")})
-            here = start + np.arange(len(parts[-1]["state"]))
-            self.index = np.concatenate([self.index, *[here] * (1 + twice)])
-            start += len(here)
         self.all = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
         self.all["actions"] = self.all["actions"][:, :, : causal.STEPS]
+
+    def __len__(self) -> int:
+        return len(self.all["state"])
 
 
 def statistics(folders: list[Path]) -> dict[str, list[Any]]:
@@ -140,7 +137,7 @@ def losses(
 def validate(policy: causal.Policy, batches: Batches, table: Tensor) -> dict[str, Any]:
     """Mean errors of the first action by group, in physical units."""
     rng = np.random.default_rng(0)
-    frames = np.linspace(0, len(batches.data.index) - 1, VALIDATION).astype(int)
+    frames = np.linspace(0, len(batches.data) - 1, VALIDATION).astype(int)
     loss, errors = [], []
     for part in np.split(frames, VALIDATION // 12):
         batch = batches.make(part, 6, rng, 0.0)
@@ -178,11 +175,9 @@ def train(rank: int, a: argparse.Namespace) -> None:
     """One rank."""
     torch.manual_seed(a.seed)
     policy = causal.Policy()
-    if a.init:
-        policy.load_state_dict(torch.load(a.init, map_location="cpu")["policy"])
     stats = json.loads((a.out / "stats.json").read_text())
-    batches = Batches(Data(a.data, a.more, rank, a.ranks), stats, a.folder)
-    held = Batches(Data([a.validation], []), stats, a.folder) if rank == 0 else None
+    batches = Batches(Data(a.data, rank, a.ranks), stats, a.folder)
+    held = Batches(Data([a.validation]), stats, a.folder) if rank == 0 else None
     both = optimizers(policy, a.rate)
     rates = [[g["lr"] for g in o.param_groups] for o in both]
     parameters = [p for o in both for g in o.param_groups for p in g["params"]]
@@ -196,7 +191,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
                 for group, lr in zip(o.param_groups, base, strict=True):
                     group["lr"] = lr * scale
             if len(order) < a.frames:
-                order = rng.permutation(batches.data.index)
+                order = rng.permutation(len(batches.data))
             frames, order = order[: a.frames], order[a.frames :]
             done = step / a.steps
             table = soft(a.soft + (a.soft_end - a.soft) * done)
@@ -232,12 +227,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--decay", type=int, default=1)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--more", type=Path, nargs="*", default=[], help="counts double")
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument(
         "--folder", type=Path, default=demo.DEMO / "checkpoint", help="its tokenizer"
     )
-    parser.add_argument("--init", type=Path)
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--rate", type=float, default=2e-3)

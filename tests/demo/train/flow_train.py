@@ -1,6 +1,6 @@
 """Trains the flow policy: data-parallel over single-thread processes, which beats one process of as many threads here.
 
-    flow_train.py OUT --steps N [--decay M] [--data FOLDER ...] [--more FOLDER ...] [--init CHECKPOINT | --resume]
+    flow_train.py OUT --steps N [--decay M] [--data FOLDER ...] --validation FOLDER [--resume]
 
 OUT gets "vlm" (config and tokenizer), "last.pt" every --save steps and "log.jsonl". The rate is flat and falls linearly
 over the last M steps, so that a run can be cut short: resume it with fewer steps. Steps are counted, not seconds: it may
@@ -75,13 +75,12 @@ def statistics(folders: list[Path]) -> dict[str, dict[str, list[float]]]:
 
 
 class Data:
-    """Frames of folders of collect.py, in memory; whole shards go to one rank. `more` counts double."""
+    """Frames of folders of collect.py, in memory; whole shards go to one rank."""
 
-    def __init__(self, folders: list[Path], more: list[Path], rank: int = 0, of: int = 1) -> None:
+    def __init__(self, folders: list[Path], rank: int = 0, of: int = 1) -> None:
         parts: dict[str, list[Any]] = {}
-        self.index = np.zeros(0, int)
         start = number = 0
-        for folder in [*folders, *more]:
+        for folder in folders:
             for file in sorted(folder.glob("s_*.npz")):
                 number += 1
                 if number % of != rank:
@@ -93,12 +92,11 @@ class Data:
                 part["before"] = start + np.where(first, here, here - 1)
                 for k, v in part.items():
                     parts.setdefault(k, []).append(v)
-                self.index = np.concatenate([self.index, *[here + start] * (1 + (folder in more))])
                 start += n
         self.all = {k: np.concatenate(v) for k, v in parts.items()}
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.all["state"])
 
     def pixels(self, i: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """[n, cameras, IMAGE, IMAGE, 3]"""
@@ -114,11 +112,6 @@ class Batches:
         self.stats = {
             k: [np.array(s[m], np.float32) for m in ("mean", "std")] for k, s in stats.items()
         }
-
-    @classmethod
-    def of(cls, run: Path, tokenizer: Tokenizer) -> Batches:
-        """Of no data: a run's statistics."""
-        return cls(Data([], []), json.loads((run / "stats.json").read_text()), tokenizer)
 
     def normal(self, key: str, x: np.ndarray[Any, Any]) -> Tensor:
         mean, std = self.stats[key]
@@ -222,22 +215,20 @@ def train(rank: int, a: argparse.Namespace) -> None:
     fast, scenes = flow.Fast(policy), Scenes()
     stats = json.loads((a.out / "stats.json").read_text())
     tokenizer = Tokenizer.from_file(str(a.out / "vlm/tokenizer.json"))
-    batches = Batches(Data(a.data, a.more, rank, a.ranks), stats, tokenizer)
-    held = Batches(Data([a.validation], []), stats, tokenizer) if rank == 0 else None
+    batches = Batches(Data(a.data, rank, a.ranks), stats, tokenizer)
+    held = Batches(Data([a.validation]), stats, tokenizer) if rank == 0 else None
     mean = copy.deepcopy(policy)
     both = optimizers(fast, scenes, a.rate)
     rates = [[g["lr"] for g in o.param_groups] for o in both]
     first = 0
-    start = a.out / "last.pt" if a.resume else a.init
-    if start:
-        kept = torch.load(start, map_location="cpu")
-        policy.load_state_dict(kept["policy"] if a.resume else kept["mean"])
+    if a.resume:
+        kept = torch.load(a.out / "last.pt", map_location="cpu")
+        policy.load_state_dict(kept["policy"])
         mean.load_state_dict(kept["mean"])
         scenes.load_state_dict(kept["scenes"])
-        if a.resume:
-            first = kept["step"]
-            for o, s in zip(both, kept["optimizers"], strict=True):
-                o.load_state_dict(s)
+        for o, s in zip(both, kept["optimizers"], strict=True):
+            o.load_state_dict(s)
+        first = kept["step"]
     rng = np.random.default_rng([a.seed, rank, first])
     torch.manual_seed(int(rng.integers(1 << 31)))
     parameters = [p for o in both for g in o.param_groups for p in g["params"]]
@@ -252,7 +243,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
                 for group, lr in zip(o.param_groups, base, strict=True):
                     group["lr"] = lr * scale
             if len(order) < a.frames:
-                order = rng.permutation(batches.data.index)
+                order = rng.permutation(len(batches.data))
             frames, order = order[: a.frames], order[a.frames :]
             batch = batches.make(
                 frames, lambda: rng.choice(6, a.groups, replace=False).tolist(), rng
@@ -302,9 +293,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--decay", type=int, default=1)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--more", type=Path, nargs="*", default=[], help="counts double")
     parser.add_argument("--validation", type=Path, required=True)
-    parser.add_argument("--init", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--groups", type=int, default=3)

@@ -20,6 +20,7 @@ collect() {
 mkdir -p "$work"
 data=$work/data
 collect "$work/validation" $train/collect.py "$work/validation" 600 900000
+halves=()
 for half in 0 1; do
   (
     for part in 0 1; do
@@ -29,31 +30,17 @@ for half in 0 1; do
     collect "$work/slow$half" $train/collect.py "$data/slow" 1000 $((300000 + 10000 * half)) --slow
     collect "$work/hard$half" $train/collect.py "$data/hard" 2000 $((320000 + 10000 * half)) --hard
   ) &
+  halves+=($!)
 done
-wait
+for half in "${halves[@]}"; do
+  wait "$half"
+done
 
-# learn STEPS ARGUMENT... : goes on where it was
-learn() {
-  local steps=$1 resume=()
-  shift
+# In two pieces, as the shipped policy was.
+for steps in 500 1000; do
+  resume=()
   [[ -e $work/run/last.pt ]] && resume=(--resume)
   "$python" $train/flow_train.py "$work/run" --steps "$steps" "${resume[@]}" --save 100 \
-    --validation "$work/validation" --data "$data"/{plain,slow,hard} "$@"
-}
-
-first=${FIRST:-1000} all=${ALL:-2200} decay=${DECAY:-800}
-if [[ ! -e $work/first.done ]]; then
-  learn "$first"
-  touch "$work/first.done"
-fi
-# Where the policy goes, the expert labels; these count double.
-for half in 0 1; do
-  (
-    collect "$work/driven$half" $train/flow_drive.py "$work/run" collect "$data/driven" 1500 $((200000 + 10000 * half))
-    collect "$work/driven_hard$half" $train/flow_drive.py "$work/run" collect "$data/driven_hard" 1500 \
-      $((400000 + 10000 * half)) --hard
-  ) &
+    --validation "$work/validation" --data "$data"/{plain,slow,hard}
 done
-wait
-learn "$all" --decay "$decay" --more "$data"/{driven,driven_hard}
 "$python" $train/flow_export.py "$work/run" "$folder" ${golden:+--golden "$golden"}
