@@ -215,10 +215,9 @@ SACCADE_INLINE void SoftmaxRow(const float* s, const int64_t* visible, bool all,
   Simd::Store(state.sum, Simd::Add(sum, total));
 }
 
-// The two products of a tile, with scratch of [64, kMaxHeadDim] floats. A level with another way to
-// multiply specialises this.
+// The two products of a tile, with scratch of [64, kMaxHeadDim] floats.
 template <class P>
-struct TileProducts {
+struct VectorProducts {
   // s[rows, 64] = q[rows, k_dim] * K^T
   static SACCADE_INLINE void Scores(const typename P::A* q, const TilePages& t, const KvLayout& kv,
                                     int64_t rows, float* /*scratch*/, float* s) {
@@ -235,6 +234,10 @@ struct TileProducts {
     });
   }
 };
+
+// Those of policy P. A level with another way to multiply specialises this.
+template <class P>
+struct TileProducts : VectorProducts<P> {};
 
 // `lines` lines of `width` pairs as twice as many lines of `width` floats.
 inline void WidenPairs(const uint16_t* pairs, int64_t lines, int64_t width, float* wide) {
@@ -254,40 +257,27 @@ struct TileProducts<MulWide> {
 
   static SACCADE_INLINE void Scores(const float* q, const TilePages& t, const KvLayout& kv,
                                     int64_t rows, float* scratch, float* s) {
-    if (rows < kWidenRows) {
-      ForRowTiles<MulWide>(rows, [&]<int R>(int64_t r) {
-        ScoreTile<MulWide, R>(q + r * kv.k_dim, kv.k_dim, t, kv.k_dim / MulWide::kK,
-                              s + r * kTileTokens);
-      });
-      return;
-    }
+    if (rows < kWidenRows) return VectorProducts<MulWide>::Scores(q, t, kv, rows, scratch, s);
     TilePages wide;
     for (int64_t page = 0; page < kTilePages; ++page, scratch += kPageTokens * kv.k_dim) {
       WidenPairs(reinterpret_cast<const uint16_t*>(t.k[page]), kv.k_dim / 2, kPageTokens, scratch);
       wide.k[page] = reinterpret_cast<const unsigned char*>(scratch);
     }
-    ForRowTiles<MulF32>(rows, [&]<int R>(int64_t r) {
-      ScoreTile<MulF32, R>(q + r * kv.k_dim, kv.k_dim, wide, kv.k_dim, s + r * kTileTokens);
-    });
+    VectorProducts<MulF32>::Scores(q, wide, kv, rows, scratch, s);
   }
 
   static SACCADE_INLINE void Values(const float* p, const float* alpha,
                                     const unsigned char* const* v, const KvLayout& kv, int64_t rows,
                                     float* scratch, float* o) {
     if (rows < kWidenRows) {
-      ForRowTiles<MulWide>(rows, [&]<int R>(int64_t r) {
-        ValueTile<MulWide, R>(p + r * kTileTokens, alpha + r, v, kv.v_dim, o + r * kv.v_dim);
-      });
-      return;
+      return VectorProducts<MulWide>::Values(p, alpha, v, kv, rows, scratch, o);
     }
     const unsigned char* wide[kTilePages];
     for (int64_t page = 0; page < kTilePages; ++page, scratch += kPageTokens * kv.v_dim) {
       WidenPairs(reinterpret_cast<const uint16_t*>(v[page]), kPageTokens / 2, kv.v_dim, scratch);
       wide[page] = reinterpret_cast<const unsigned char*>(scratch);
     }
-    ForRowTiles<MulF32>(rows, [&]<int R>(int64_t r) {
-      ValueTile<MulF32, R>(p + r * kTileTokens, alpha + r, wide, kv.v_dim, o + r * kv.v_dim);
-    });
+    VectorProducts<MulF32>::Values(p, alpha, wide, kv, rows, scratch, o);
   }
 };
 

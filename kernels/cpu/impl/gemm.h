@@ -211,8 +211,7 @@ constexpr int64_t kWidenRows = Simd::kLanes == 16 ? 40 : 16;
 // Rows of one tile walk through a panel once: memory is kept busy from this far ahead.
 constexpr int64_t kAheadBytes = 2048;
 // Scratch: a widened block, then the sums.
-constexpr int64_t kWideBlockBytes = 64 << 10;
-constexpr size_t kWideBytes = kWideBlockBytes;
+constexpr size_t kWideBytes = size_t{64} << 10;
 static_assert(kWideBytes + sizeof(float) * kGemmRows * kPanel <= kScratchBytes);
 static_assert(kWideBytes + sizeof(float) * kQkvSums <= kScratchBytes);
 
@@ -260,7 +259,7 @@ SACCADE_INLINE void MultiplyWidened(const Gemm& g, int64_t row_begin, int64_t ro
   const auto* a = static_cast<const float*>(g.x.data);
   const int64_t rows = row_end - row_begin;
   const int64_t k = PaddedK<MulWide>(g.k);
-  constexpr int64_t kBlock = kWideBlockBytes / (kPanel * 4);
+  constexpr int64_t kBlock = static_cast<int64_t>(kWideBytes) / (kPanel * 4);
   for (int64_t s = 0; s < k; s += kBlock) {
     const int64_t count = k - s < kBlock ? k - s : kBlock;
     for (int64_t i = 0; i < count; i += 2) {
