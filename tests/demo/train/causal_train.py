@@ -214,10 +214,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
                 seen = []
             if (step + 1) % a.save == 0 or step + 1 == a.steps:
                 ranks.save(a.out / "last.pt", policy=policy.state_dict(), step=step + 1)
-                line = json.dumps({"step": step + 1, **validate(policy, held, soft(2.0))})
-                print(line, flush=True)
-                log.write(line + "\n")
-                log.flush()
+                ranks.tell(log, {"step": step + 1, **validate(policy, held, soft(2.0))})
 
 
 def main() -> int:

@@ -305,6 +305,21 @@ class Fast(nn.Module):
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return out, there
 
+    def observe(
+        self, batch: dict[str, Tensor]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+        """The tokens of the pictures [f, cameras * tokens, width]; and as ``prefix``, a frame's for each instruction."""
+        pixels = batch["pixels"]
+        pictures = self.pictures(pixels.flatten(0, 1)).view(len(pixels), -1, TEXT["width"])
+        k = len(batch["tokens"]) // len(pixels)
+        prefix, there = self.prefix(
+            pictures.repeat_interleave(k, 0),
+            batch["tokens"],
+            batch["kept"],
+            batch["state"].repeat_interleave(k, 0),
+        )
+        return pictures, prefix, there
+
     def velocity(
         self, prefix: list[tuple[Tensor, Tensor]], there: Tensor, x: Tensor, time: Tensor
     ) -> Tensor:
@@ -351,15 +366,7 @@ class Fast(nn.Module):
         pixels [f, cameras, IMAGE, IMAGE, 3]; tokens, kept [f * k, words]; state [f, s] and actions [f * k, chunk, a]
         normalised; noise [f * k, n, chunk, a]; time [f * k, n].
         """
-        pixels = batch["pixels"]
-        pictures = self.pictures(pixels.flatten(0, 1)).view(len(pixels), -1, TEXT["width"])
-        k = len(batch["tokens"]) // len(pixels)
-        prefix, there = self.prefix(
-            pictures.repeat_interleave(k, 0),
-            batch["tokens"],
-            batch["kept"],
-            batch["state"].repeat_interleave(k, 0),
-        )
+        pictures, prefix, there = self.observe(batch)
         actions, t = batch["actions"][:, None], time[..., None, None]
         v = self.velocity(prefix, there, t * noise + (1 - t) * actions, time)
         return (noise - actions - v).square(), pictures
@@ -367,15 +374,7 @@ class Fast(nn.Module):
     @torch.no_grad()
     def act(self, batch: dict[str, Tensor], noise: Tensor, steps: int = 10) -> Tensor:
         """Normalised actions [f * k, chunk, a] from noise of that shape."""
-        pixels = batch["pixels"]
-        pictures = self.pictures(pixels.flatten(0, 1)).view(len(pixels), -1, TEXT["width"])
-        k = len(batch["tokens"]) // len(pixels)
-        prefix, there = self.prefix(
-            pictures.repeat_interleave(k, 0),
-            batch["tokens"],
-            batch["kept"],
-            batch["state"].repeat_interleave(k, 0),
-        )
+        _, prefix, there = self.observe(batch)
         x = noise[:, None]
         for step in range(steps):
             time = torch.full((len(x), 1), 1.0 - step / steps)

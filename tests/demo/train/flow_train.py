@@ -280,10 +280,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
                     optimizers=[o.state_dict() for o in both],
                     step=done,
                 )
-                line = json.dumps({"step": done, **validate(flow.Fast(mean), held)})
-                print(line, flush=True)
-                log.write(line + "\n")
-                log.flush()
+                ranks.tell(log, {"step": done, **validate(flow.Fast(mean), held)})
 
 
 def main() -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -66,3 +67,11 @@ def save(file: Path, **what: Any) -> None:
     """All or nothing."""
     torch.save(what, file.with_suffix(".tmp"))
     os.replace(file.with_suffix(".tmp"), file)
+
+
+def tell(log: TextIO, what: dict[str, Any]) -> None:
+    """A line of JSON, printed and logged."""
+    line = json.dumps(what)
+    print(line, flush=True)
+    log.write(line + "\n")
+    log.flush()
