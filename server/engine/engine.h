@@ -104,6 +104,7 @@ struct ActRequest {
   ClassId klass;
   TimePoint arrival{};
   TimePoint deadline = kNever;
+  TimePoint next_arrival = kNever;  // of the session's next act, where that is known
   std::shared_ptr<const Timeline> timeline;
   std::string statistics_key;       // valid for the model; not used for text
   std::optional<TextRequest> text;  // absent: actions
@@ -144,6 +145,7 @@ struct RequestRecord {
   ClassId klass;
   TimePoint arrival{};
   TimePoint deadline = kNever;
+  TimePoint next_arrival = kNever;  // as its ActRequest said
   TimePoint finished{};
   absl::StatusCode code = absl::StatusCode::kOk;
   Reason reason = Reason::kUnspecified;  // when it failed or was refused

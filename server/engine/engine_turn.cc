@@ -166,6 +166,7 @@ void Engine::Impl::Handle(SubmitMessage& message, TimePoint now) {
     offered.klass = request.klass;
     offered.arrival = request.arrival;
     offered.deadline = request.deadline;
+    offered.next_arrival = request.next_arrival;
     offered.timeline = request.timeline;
     offered.samples = request.samples;
     if (request.prefix_only) {

@@ -70,6 +70,7 @@ void Recorder::Request(RequestId id, const ActRequest& request, const absl::Stat
   record.klass = request.klass;
   record.arrival = request.arrival;
   record.deadline = request.deadline;
+  record.next_arrival = request.next_arrival;
   record.finished = now;
   record.code = status.code();
   if (!status.ok()) record.reason = GetErrorInfo(status).reason;

@@ -320,7 +320,7 @@ void SessionCore::RefuseAct(const v1::ActRequest& act, const absl::Status& statu
   Send(response);
 }
 
-absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint received) {
+absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint received, TimePoint next) {
   std::vector<RequestId> older;
   {
     const std::lock_guard lock(mu_);
@@ -340,6 +340,7 @@ absl::Status SessionCore::SubmitAct(const v1::ActRequest& act, TimePoint receive
   info.message_number = message_number_;
   ASSIGN_OR_RETURN(ActRequest request, service_->PrepareAct(*session_, target_, act, received,
                                                             call_deadline_, "act", info));
+  request.next_arrival = next;
   request.sink = std::make_shared<Flight>(shared_from_this(), std::move(info), stream_tokens_);
   {
     const std::lock_guard lock(mu_);

@@ -104,7 +104,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                             std::unique_lock<std::mutex>& touching);
   void HandleAct(const v1::ActRequest& act, TimePoint received);
   void RefuseAct(const v1::ActRequest& act, const absl::Status& status);
-  absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received);
+  absl::Status SubmitAct(const v1::ActRequest& act, TimePoint received,
+                         TimePoint next = kNever);  // when the session asks again
   absl::Status HandleCancel(const v1::Cancel& cancel);
   absl::Status HandlePush(const v1::Push& push);
   void PushAct(TimePoint due);
@@ -153,6 +154,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   bool refreshing_ = false;               // a prefix is being computed
   v1::ActRequest push_act_;               // with the id of the next one
   uint64_t push_timer_ = 0;               // 0: none
+  Micros push_period_{0};
   bool push_last_ok_ = true;
   Reason push_last_reason_ = Reason::kUnspecified;
   uint64_t settings_version_ = 0;  // that session_ follows

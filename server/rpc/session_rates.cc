@@ -102,13 +102,13 @@ absl::Status SessionCore::HandlePush(const v1::Push& push) {
   if (push.hz() == 0) return absl::OkStatus();
   push_act_ = push.act();
   push_last_ok_ = true;
-  push_timer_ = service_->ticker().Start(Micros(std::llround(1e6 / push.hz())),
-                                         [weak = weak_from_this()](TimePoint due) {
-                                           const std::shared_ptr<SessionCore> core = weak.lock();
-                                           if (core == nullptr) return false;
-                                           core->OnPush(due);
-                                           return true;
-                                         });
+  push_period_ = Micros(std::llround(1e6 / push.hz()));
+  push_timer_ = service_->ticker().Start(push_period_, [weak = weak_from_this()](TimePoint due) {
+    const std::shared_ptr<SessionCore> core = weak.lock();
+    if (core == nullptr) return false;
+    core->OnPush(due);
+    return true;
+  });
   return absl::OkStatus();
 }
 
@@ -138,7 +138,8 @@ void SessionCore::PushAct(TimePoint due) {
     push_id_ = push_act_.id();
     push_open_ = true;
   }
-  const absl::Status status = CatchOutOfMemory([&] { return SubmitAct(push_act_, due); });
+  const absl::Status status =
+      CatchOutOfMemory([&] { return SubmitAct(push_act_, due, due + push_period_); });
   if (!status.ok()) {
     {
       const std::lock_guard lock(mu_);

@@ -111,6 +111,7 @@ void Scheduler::Impl::Fail(RequestId id, absl::Status status, TimePoint now) {
 }
 
 void Scheduler::Impl::FailSession(SessionId id, const absl::Status& status, TimePoint now) {
+  Forget(id);
   std::vector<ActiveRequest*> found;
   for (const auto& lane : lanes_) {
     for (ActiveRequest* r : lane->active) {
@@ -212,7 +213,9 @@ TimePoint Scheduler::Impl::NextWake() const {
       }
     }
   }
-  return next_wake_;
+  TimePoint wake = next_wake_;
+  for (const WorkerState& worker : workers_) wake = std::min(wake, worker.held_until);
+  return wake;
 }
 
 }  // namespace saccade

@@ -380,6 +380,11 @@ Micros Lane::PassLimit(const StepShape& unit) const {
   return Scaled(cost.Predict(unit).p99, kLongPass);
 }
 
+Micros Lane::PieceLimit(const StepShape& unit, Micros ceiling) const {
+  const Micros layer = cost.Predict(unit, split(unit.frames > 0).largest()).p99;
+  return std::max(layer, std::min(Scaled(layer, kLongPass), ceiling));
+}
+
 void Lane::Park(const std::shared_ptr<Pass>& pass) {
   parked[pass->place] = pass;
   for (ActiveRequest* r : pass->requests) r->pass = pass.get();

@@ -106,6 +106,8 @@ class Lane {
   // What a pass with `unit` in it may take: a few times as long, so that what is paid once is paid
   // for more rows, and who waits behind it on this lane does not wait much longer than for `unit`.
   Micros PassLimit(const StepShape& unit) const;
+  // The longest that a layer of such a pass may take under `ceiling`.
+  Micros PieceLimit(const StepShape& unit, Micros ceiling) const;
   // Puts a pass with slices left into its place: what is in it waits for it.
   void Park(const std::shared_ptr<Pass>& pass);
   // Its last slice is planned: later steps may count on what is in it.

@@ -40,6 +40,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   now_ = now;
   start_ = start;
 
+  worker.held_until = kNever;
   worker.JudgeSessions(now);
   candidates_.resize(worker.lanes.size());
   heads_.clear();
@@ -73,6 +74,8 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
   }
   for (const Candidate& head : heads_) {
     lane_ = head.request->lane;
+    room_ = Micros::max();
+    if (HoldBack(worker, head)) continue;
     if (head.parked != nullptr) {
       StepPlan plan = PlanSlice(lane_->parked[head.parked->place], head.tier, head.deadline);
       if (aged != nullptr && head.parked == aged_pass_) MarkAged(*aged);
@@ -95,7 +98,7 @@ std::optional<StepPlan> Planner::Plan(WorkerState& worker, StepId id, TimePoint 
     }
     if (empty()) continue;
     const CostPrediction predicted = lane_->cost.Predict(plan_.shape);
-    if (cut_ != Cut::kNone && predicted.p99 > Ceiling()) return CutPlan();
+    if (cut_ != Cut::kNone && predicted.p99 > StepLimit()) return CutPlan();
     Publish(plan_, predicted);
     return std::exchange(plan_, StepPlan());
   }
@@ -107,6 +110,7 @@ void Planner::Publish(StepPlan& plan, const CostPrediction& predicted) {
   plan.predicted_p99 = predicted.p99;
   record_->id = id_;
   record_->lane = lane_;
+  if (record_->best_tier > 0) worker_->held_for = kNever;
   lane_->pass += std::max(1.0, static_cast<double>(predicted.p50.count()));
 }
 
@@ -258,6 +262,38 @@ bool Planner::TopTierCanWait(const WorkerState& worker, Micros extra) const {
   return load.CanWait(start_, extra);
 }
 
+// ---------------------------------------------------------------------------------------- arrivals
+
+// Sets the room that `head` has before a more urgent request is expected. True: its smallest piece
+// does not fit and waits.
+bool Planner::HoldBack(WorkerState& worker, const Candidate& head) {
+  if (head.tier == 0 || Ceiling() == Micros::max()) return false;
+  const TimePoint arrival = worker.NextArrival(head.tier, now_);
+  if (arrival - start_ >= Ceiling()) return false;
+  if (worker.held_for != kNever && worker.held_for != arrival) return false;
+  ActiveRequest& r = *head.request;
+  Micros piece{0};
+  if (head.parked != nullptr) {
+    const Pass& pass = *head.parked;
+    const LayerShare next = lane_->split(pass.vision).Part(pass.planned, pass.planned + 1);
+    piece = lane_->cost.Predict(pass.plan.shape, next).p99;
+  } else {
+    if (!r.started) lane_->Estimate(r);
+    const StepShape unit = UnitOf(r);
+    piece = lane_->NeedsCut(unit, Ceiling()) ? lane_->PieceLimit(unit, Ceiling())
+                                             : lane_->cost.Predict(unit).p99;
+  }
+  if (piece > Ceiling()) return false;
+  const Micros room = std::max(Micros(0), ToMicros(arrival - start_));
+  if (piece <= room) {
+    room_ = room;
+    return false;
+  }
+  worker.held_for = arrival;
+  worker.held_until = arrival + WorkerState::kPatience;
+  return true;
+}
+
 // ------------------------------------------------------------------------------------------ slices
 
 // The plan that was made is longer than a step: its first slice.
@@ -283,7 +319,7 @@ StepPlan Planner::PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint
   StepPlan plan = pass->plan;
   plan.id = id_;
   const uint32_t begin = pass->planned;
-  const uint32_t end = lane_->SliceEnd(*pass, Ceiling());
+  const uint32_t end = lane_->SliceEnd(*pass, StepLimit());
   if (begin > 0) plan.copies.clear();
   plan.slice = {begin,       end,           pass->layers,
                 pass->place, pass->plan.id, lane_->split(pass->vision).Part(begin, end)};

@@ -18,6 +18,10 @@
 // The most urgent unit of a step is under no limit, so a step always makes progress, and decode
 // rows leave room for it.
 //
+// A more urgent request that is expected at a known time finds the worker free: a step ends before
+// that time, and where its smallest piece would not, it is held back. Held back is what fits the
+// ceiling, for one arrival; then it runs, whoever else is expected.
+//
 // Passes: where that unit alone is longer than the ceiling, and the lane's model can be cut by
 // layers, the step becomes a pass of several slices. It may be some times as long as the unit, so
 // that what it pays once (reading the weights) is paid for more than one row, and each of its
@@ -91,6 +95,8 @@ class Planner {
   Micros Ceiling() const {
     return options_.step_ceiling.count() > 0 ? options_.step_ceiling : Micros::max();
   }
+  // Of a step: the ceiling, or the room before a more urgent request that is expected.
+  Micros StepLimit() const { return std::min(Ceiling(), room_); }
   bool empty() const { return items() == 0; }
   size_t items() const { return plan_.encodes.size() + plan_.trunk.size() + plan_.flows.size(); }
   uint32_t rows() const { return plan_.shape.prefill_rows + plan_.shape.decode_rows; }
@@ -104,6 +110,7 @@ class Planner {
   ActiveRequest* PickAged(WorkerState& worker, const Lane& first);
   void MarkAged(ActiveRequest& r);
   bool TopTierCanWait(const WorkerState& worker, Micros extra) const;
+  bool HoldBack(WorkerState& worker, const Candidate& head);
   StepPlan CutPlan();
   StepPlan PlanSlice(std::shared_ptr<Pass> pass, uint32_t tier, TimePoint deadline);
 
@@ -158,7 +165,8 @@ class Planner {
   Reserve reserve_;
   ActiveRequest* head_ = nullptr;
   Cut cut_ = Cut::kNone;
-  Micros step_limit_ = Micros::max();   // the ceiling, or what a pass may take
+  Micros room_ = Micros::max();         // until a more urgent request is expected
+  Micros step_limit_ = Micros::max();   // StepLimit, or what a pass may take
   Micros layer_limit_ = Micros::max();  // of the longest layer of a pass
   uint32_t pass_tier_ = 0;              // whose place the pass takes
   uint32_t camera_ = 0;                 // of the frames of a vision pass

@@ -109,7 +109,7 @@ StepShape Planner::UnitOf(const ActiveRequest& r) const {
 // the ceiling. False: the place for that pass is taken.
 bool Planner::SetCut(const ActiveRequest& r, const StepShape& unit) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling();
+  step_limit_ = StepLimit();
   if (!lane_->NeedsCut(unit, Ceiling())) return true;
   if (lane_->parked[PlaceOf(r)] != nullptr) return false;
   const bool vision = unit.frames > 0;
@@ -138,7 +138,7 @@ bool Planner::Admits(const ActiveRequest& r, const StepShape& unit, Micros& limi
 // for which others leave room. False: nothing can be planned.
 bool Planner::ChooseCut(const std::vector<Candidate>& candidates, ActiveRequest* aged, bool alone) {
   cut_ = Cut::kNone;
-  step_limit_ = Ceiling();
+  step_limit_ = StepLimit();
   if (!lane_->divisible() || Ceiling() == Micros::max()) return true;
   ActiveRequest* first = alone ? aged : head_;
   if (!first->started) lane_->Estimate(*first);

@@ -95,7 +95,7 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
       })) {
     plan = make();
   }
-  if (!plan && Steal(*worker)) plan = make();
+  if (!plan && worker->held_until == kNever && Steal(*worker)) plan = make();
   for (Lane* lane : worker->lanes) lane->planned_epoch = lane->epoch;
   if (!plan) {
     planner_.Recycle(std::move(record));
@@ -115,6 +115,13 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
   worker->busy_until = start + record.p50;
   worker->in_flight.push_back(std::move(record));
   return plan;
+}
+
+// What the session announced is not expected any more.
+void Scheduler::Impl::Forget(SessionId id) {
+  for (WorkerState& worker : workers_) {
+    std::erase_if(worker.arrivals, [id](const WorkerState::Arrival& a) { return a.session == id; });
+  }
 }
 
 // A worker without work takes a request that waits at a full worker of the same model.

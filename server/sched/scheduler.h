@@ -74,6 +74,9 @@ struct Request {
   ClassId klass;
   TimePoint arrival{};
   TimePoint deadline = kNever;
+  // When the next request of this session and class comes, where that is known: less urgent steps
+  // leave room for it.
+  TimePoint next_arrival = kNever;
   std::shared_ptr<const Timeline> timeline;
   AnswerKind kind = AnswerKind::kTokens;
   // Tokens of the answer, to decode per sample; at most, when there are stop tokens. Of a flow its

@@ -68,6 +68,7 @@ class Scheduler::Impl {
     return it == requests_.end() ? nullptr : it->second.get();
   }
   bool Steal(WorkerState& worker);
+  void Forget(SessionId id);
 
   // --- admission.cc ---
   absl::Status Validate(const Request& request) const;

@@ -50,6 +50,15 @@ struct WorkerState {
   std::vector<InFlightStep> in_flight;  // oldest first
   TimePoint busy_until{};               // predicted end of `in_flight`
   TimePoint next_aged{};                // ageing has used its share until then
+  // Requests that were announced and have not come; one for each session at most.
+  struct Arrival {
+    SessionId session;
+    uint32_t tier = 0;
+    TimePoint at{};
+  };
+  std::vector<Arrival> arrivals;
+  TimePoint held_for = kNever;    // a step was held back for the arrival at that time,
+  TimePoint held_until = kNever;  // and is, at the longest until then
   // Stride scheduling: predicted microseconds a class has got, divided by its shares. The lowest
   // goes first among classes of a tier.
   std::vector<double> class_pass;
@@ -63,6 +72,7 @@ struct WorkerState {
   bool lost = false;
 
   static constexpr Micros kUsageMemory{500'000};
+  static constexpr Micros kPatience{1'000};    // with an announced request that is late
   static constexpr size_t kNobody = SIZE_MAX;  // no class
   static constexpr double kForgotten = 100;    // microseconds of use
   static constexpr size_t kMaxGone = 256;      // sessions without requests that are remembered
@@ -83,6 +93,14 @@ struct WorkerState {
     double used = 0;
     for (size_t c = 0; c < classes.size(); ++c) used += classes[c].tier < tier ? class_used[c] : 0;
     return used / static_cast<double>(kUsageMemory.count());
+  }
+
+  // Of the announced requests more urgent than `tier` that may still come: the first one's time.
+  TimePoint NextArrival(uint32_t tier, TimePoint now) {
+    std::erase_if(arrivals, [now](const Arrival& a) { return a.at + kPatience <= now; });
+    TimePoint next = kNever;
+    for (const Arrival& a : arrivals) next = a.tier < tier ? std::min(next, a.at) : next;
+    return next;
   }
 
   SessionUse* FindSession(SessionId id, size_t klass) {

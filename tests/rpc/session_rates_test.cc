@@ -237,6 +237,19 @@ TEST_F(SessionRatesTest, CancellingEndsATurnAndNotThePush) {
   EXPECT_EQ(Chunk().act_id(), 101U);
 }
 
+// So that the scheduler keeps its moment free; an act that a client asks for announces nothing.
+TEST_F(SessionRatesTest, ATurnAnnouncesTheNextOne) {
+  OpenPushing();
+  const TimePoint due = clock_.Now();
+  core_->OnPush(due);
+  EXPECT_EQ(Chunk().act_id(), 100U);
+  Act(1);
+  const std::vector<RequestRecord> requests = Requests();
+  ASSERT_GE(requests.size(), 2U);
+  EXPECT_EQ(requests[requests.size() - 2].next_arrival, due + Micros(10'000'000));
+  EXPECT_EQ(requests.back().next_arrival, kNever);
+}
+
 TEST_F(SessionRatesTest, AStoppedPushAnswersWhatItAsked) {
   OpenPushing();
   HeldTurn();

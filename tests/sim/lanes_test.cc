@@ -135,6 +135,93 @@ TEST(Layers, ATierAboveCutsInWithAPassOfItsOwn) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// arrivals that are announced
+
+constexpr Micros kBeat{50'000};
+
+// `sessions` ask for a token of control every kBeat, evenly apart, while large requests run.
+struct Beat {
+  Micros longest_wait{0};
+  Micros waits{0};  // of all
+  uint32_t asked = 0;
+  double large_share = 0;  // of the time
+};
+
+Beat Drive(bool announced, uint32_t sessions, bool come = true) {
+  Options options = LargeAndSmall();
+  options.scheduler.max_wait = Micros(60'000'000);  // what has aged goes before control
+  Simulation sim(options);
+  StartLarge(sim, 200);
+  std::vector<size_t> asked;
+  const TimePoint begin = sim.now();
+  constexpr int kBeats = 40;
+  for (int beat = 0; beat < kBeats; ++beat) {
+    // There is always one that waits.
+    sim.Offer({.klass = kBestEffort,
+               .model = 1,
+               .timeline = sim.Prompt({}, 40, 1'000 + static_cast<uint64_t>(beat))});
+    for (uint32_t s = 0; s < sessions; ++s) {
+      if (come || beat == 0) {
+        Spec spec{.klass = kControl,
+                  .session = 100 + s,
+                  .timeline = sim.Prompt({}, 40, 99),
+                  .action_tokens = 1,
+                  .deadline = kBeat};
+        if (announced) spec.next = kBeat;
+        asked.push_back(sim.Offer(std::move(spec)));
+      }
+      sim.RunFor(kBeat / sessions);
+    }
+  }
+  const double whole = static_cast<double>(ToMicros(sim.now() - begin).count());
+  sim.RunToIdle();
+  Beat found;
+  for (const size_t i : asked) {
+    const Tracked& r = sim.request(i);
+    if (!r.ok()) {
+      ADD_FAILURE() << "request " << i << " of " << asked.size() << ": " << r.offered;
+      continue;
+    }
+    if (r.arrival == begin) continue;  // nobody had announced it
+    const Micros wait = ToMicros(*r.first_start - r.arrival);
+    found.longest_wait = std::max(found.longest_wait, wait);
+    found.waits += wait;
+    ++found.asked;
+  }
+  for (const FinishedStep& step : sim.steps()) {
+    if (step.plan.model == ModelId(1) && step.started >= begin &&
+        step.started < begin + kBeats * kBeat) {
+      found.large_share += static_cast<double>(ToMicros(step.finished - step.started).count());
+    }
+  }
+  found.large_share /= whole;
+  return found;
+}
+
+TEST(Announced, ControlFindsTheWorkerFree) {
+  const Beat surprising = Drive(false, 1);
+  const Beat announced = Drive(true, 1);
+  EXPECT_GT(surprising.longest_wait, Micros(8'000));  // up to a slice
+  EXPECT_LE(announced.longest_wait, Micros(200));
+  // What fits in between runs: less than a layer, 16 ms where a pass is two units long, is missing
+  // in each 50 ms.
+  EXPECT_GT(announced.large_share, surprising.large_share - 16.0 / 50);
+}
+
+TEST(Announced, WhoDoesNotComeHoldsNobodyUpForLong) {
+  // One announcement that nothing follows: at most a layer and the patience are lost of 2 s.
+  EXPECT_GT(Drive(true, 1, false).large_share, 0.99);
+}
+
+TEST(Announced, ManyDoNotStarveTheLowest) {
+  // Between any two there is room for no layer.
+  const Beat announced = Drive(true, 12);
+  const Beat surprising = Drive(false, 12);
+  EXPECT_GT(announced.large_share, 0.5 * surprising.large_share);
+  EXPECT_LE(announced.waits.count(), surprising.waits.count());
+}
+
+// ------------------------------------------------------------------------------------------------
 // lanes that come and go
 
 // Where the slices of a pass are.

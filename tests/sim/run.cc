@@ -256,8 +256,11 @@ void Runner::Arrive(size_t index, double scale) {
   if (sim_->now() >= std::min(stop, end_)) return;
   const uint32_t many = c.arrival == 2 ? c.burst : 1;
   for (uint32_t i = 0; i < many; ++i) {
-    const size_t request = Offer(SpecOf(session), session.group);
-    Misbehave(request, c);
+    Spec spec = SpecOf(session);
+    if (c.announce > 0 && random_.Chance(c.announce)) {
+      spec.next = Micros(std::llround(1e6 / (c.rate * scale) - session.late_us));
+    }
+    Misbehave(Offer(std::move(spec), session.group), c);
   }
   const double gap = std::max(1.0, Gap(session, scale));
   sim_->After(Micros(std::llround(gap)), [this, index, scale] { Arrive(index, scale); });

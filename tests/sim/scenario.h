@@ -138,6 +138,7 @@ struct ClientLine {
   double end_session = 0;
   uint64_t cancel_us = 10'000;
   double non_finite = 0;
+  double announce = 0;  // chance that a request says when the next one is due
   template <class F>
   void Fields(F&& f) {
     f.Text("class", klass);
@@ -163,6 +164,7 @@ struct ClientLine {
     f.Number("end_session", end_session, 0, 1);
     f.Number("cancel_us", cancel_us, 0, 60'000'000);
     f.Number("non_finite", non_finite, 0, 1);
+    f.Number("announce", announce, 0, 1);
   }
 };
 

@@ -115,9 +115,10 @@ class Shrinker {
     lower(&ClientLine::arrival, 0u);
     lower(&ClientLine::burst, 1u);
     lower(&ClientLine::new_texts, 0u);
-    for (const auto member : {&ClientLine::jitter, &ClientLine::repeat, &ClientLine::cancel,
-                              &ClientLine::end_session, &ClientLine::non_finite,
-                              &ClientLine::temperature, &ClientLine::start, &ClientLine::stop}) {
+    for (const auto member :
+         {&ClientLine::jitter, &ClientLine::repeat, &ClientLine::cancel, &ClientLine::end_session,
+          &ClientLine::non_finite, &ClientLine::temperature, &ClientLine::start, &ClientLine::stop,
+          &ClientLine::announce}) {
       any |= Set(
           s_.clients[i].*member, 0.0,
           [ i, member ](Scenario & s) -> auto& { return s.clients[i].*member; });
@@ -219,6 +220,7 @@ Scenario RandomScenario(uint64_t seed) {
     line.end_session = random.Chance(0.2) ? 0.05 : 0;
     line.cancel_us = between(100, 60'000);
     line.non_finite = random.Chance(0.2) ? 0.03 : 0;
+    line.announce = random.Chance(0.3) ? 1 - 0.5 * random.Uniform() : 0;
     s.clients.push_back(line);
   }
   for (uint32_t e = random.Below(4); e > 0; --e) {
