@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import random
 import signal
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from saccade import aio, errors, types
 from saccade.credentials import Credentials
+from saccade.eval.settings import REPLAN_STEPS
 
 LOAD_CLASSES = ("planning", "best_effort")
 """What others ask in, in turns, of those that the server has."""
@@ -53,10 +55,12 @@ class RealClock:
 
         A world that could not be computed by then slips: it is this machine's fault, not the server's, and is noted.
         """
-        now = time.monotonic()
         if step == 0:
-            self._begin = now + self.lead_s
+            # Cars that are started together do not all ask at the same moment.
+            await asyncio.sleep(random.uniform(0, REPLAN_STEPS * self._dt_s))
+            self._begin = time.monotonic() + self.lead_s
             return
+        now = time.monotonic()
         self._begin += self._dt_s
         behind = now - (self._begin - self.lead_s)
         if behind > self.lead_s / 4:
