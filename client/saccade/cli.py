@@ -12,7 +12,8 @@ from pathlib import Path
 from saccade import Client, errors, top, types
 from saccade.client import DEFAULT_ADDRESS
 from saccade.credentials import Credentials
-from saccade.eval import command, report
+from saccade.eval import command
+from saccade.eval.report import page
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -410,7 +411,7 @@ def _parser() -> argparse.ArgumentParser:
     live.set_defaults(run=_top)
 
     command.add_parser(commands)
-    report.add_parser(commands)
+    page.add_parser(commands)
     return parser
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from saccade.cli import main
-from saccade.eval import plots, report
+from saccade.eval import plots
+from saccade.eval.report.page import render
 
 RUN = {
     "world": "scenes.py",
@@ -113,7 +114,7 @@ def svgs(page: str) -> list[ElementTree.Element]:
 def test_the_page_says_what_the_run_holds(tmp_path: Path) -> None:
     folder = full_run(tmp_path / "run")
     (folder / "drive.gif").write_bytes(b"GIF89a")
-    page = report.render(folder)
+    page = render(folder)
     titles = [element.attrib["aria-label"] for element in svgs(page)]
     assert titles == [
         "Success by setting",
@@ -138,7 +139,7 @@ def test_the_page_says_what_the_run_holds(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
-    page = report.render(full_run(tmp_path / "run"))
+    page = render(full_run(tmp_path / "run"))
     assert not re.findall(r"https?://|url\(|<script|<link|@import|srcset", page)
     assert all(source.startswith("data:") for source in re.findall(r'src="(.*?)"', page))
     assert "prefers-color-scheme:dark" in page
@@ -156,7 +157,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(run))
     lines = (folder / "episodes.jsonl").read_text().replace("keep", "<b>keep")
     (folder / "episodes.jsonl").write_text(lines)
-    page = report.render(folder)
+    page = render(folder)
     assert "<script" not in page
     assert "<b>keep" not in page
     svgs(page)
@@ -166,7 +167,7 @@ def test_names_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("driven", [False, True])
 def test_what_is_not_there_is_left_out(tmp_path: Path, metrics: bool, driven: bool) -> None:
     episodes = [episode("full", "keep", 1, True)] if driven else []
-    page = report.render(make_run(tmp_path / "run", episodes, WINDOW if metrics else None))
+    page = render(make_run(tmp_path / "run", episodes, WINDOW if metrics else None))
     titles = [element.attrib["aria-label"] for element in svgs(page)]
     assert ("Success by setting" in titles) == driven
     assert ("Latency by class" in titles) == (driven or metrics)

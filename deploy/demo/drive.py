@@ -28,7 +28,8 @@ from live import View
 from saccade import Actions, Client, SaccadeError, aio
 from saccade.credentials import Credentials
 from saccade.eval import drive as driving
-from saccade.eval import film, realtime, report, runner
+from saccade.eval import film, realtime, runner
+from saccade.eval.report import page
 from saccade.eval.settings import Setting
 from saccade.eval.world import Episode, MakeEpisode, Picture, World, load
 from saccade.exposition import Window
@@ -204,7 +205,7 @@ def leave(folder: Path, cars: Sequence[Car], window: dict[str, Any]) -> None:
         for record in (r for car in cars for r in car.records):
             file.write(json.dumps(driving.as_line(record)) + "\n")
         file.write(json.dumps({"window": window}) + "\n")
-    report.write(folder)
+    page.write(folder)
 
 
 def run(args: argparse.Namespace) -> View:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "deploy" / "demo"))
 sys.path.insert(0, str(ROOT / "client"))
 
-from evaluation import CAUSAL, Server, evaluate  # noqa: E402
+from eval_server import CAUSAL, Server  # noqa: E402
+from evaluation import evaluate  # noqa: E402
 
 LEAST_CALLS_PER_S = 60.0
 LEAST_SEQUENCES = 1.5

@@ -16,8 +16,9 @@ import pytest
 from conftest import BINARY, ROOT, RunningServer
 
 sys.path.insert(0, str(ROOT / "deploy" / "demo"))
-import evaluation
+import eval_table
 
+SCRIPT = str(ROOT / "deploy" / "demo" / "evaluation.py")
 WORLD = """
 import numpy as np
 
@@ -190,7 +191,7 @@ def test_the_table_goes_between_its_markers(
     result["settings"][1]["paired"]["ratio"] = 0.9
     readme = tmp_path / "README.md"
     readme.write_text("# kv\n\nbefore\n")
-    evaluation.write_table({"highway_demo": result}, readme, 0.01)
+    eval_table.write({"highway_demo": result}, readme, 0.01)
     once = readme.read_text()
     assert once.startswith("# kv\n\nbefore\n\n## ")
     assert "| replan=3 |" in once
@@ -198,7 +199,7 @@ def test_the_table_goes_between_its_markers(
     assert "seeds 1 to 3" in once
     readme.write_text(once + "\nafter\n")
     result["settings"][1]["paired"]["ratio"] = 0.99
-    evaluation.write_table({"highway_demo": result}, readme, 0.01)
+    eval_table.write({"highway_demo": result}, readme, 0.01)
     again = readme.read_text()
     assert "off by default: none." in again
     assert again.replace("none.", "`replan=3`.") == once + "\nafter\n"
@@ -207,7 +208,7 @@ def test_the_table_goes_between_its_markers(
 def test_a_server_that_does_not_start_is_said() -> None:
     for binary, said in (("/bin/false", "saccade-server ended with 1"), ("/none", "No such file")):
         done = subprocess.run(
-            [sys.executable, evaluation.__file__, "--binary", binary],
+            [sys.executable, SCRIPT, "--binary", binary],
             env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
             capture_output=True,
             text=True,
@@ -226,7 +227,7 @@ needs_highway = pytest.mark.skipif(
 @needs_highway
 def test_an_evaluation_that_is_ended_leaves_no_server() -> None:
     with subprocess.Popen(
-        [sys.executable, evaluation.__file__, "--seeds", "5000000:5001000", "--binary", BINARY],
+        [sys.executable, SCRIPT, "--seeds", "5000000:5001000", "--binary", BINARY],
         env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -270,9 +271,8 @@ def test_pictures_of_between_two_steps() -> None:
 
 @needs_highway
 def test_the_demo_drives_and_prints_one_line(tmp_path: Path) -> None:
-    script = str(ROOT / "deploy" / "demo" / "evaluation.py")
     done = subprocess.run(
-        [sys.executable, script, "--seeds", "5000000:5000001", "--json", "--mode", "shuffled"],
+        [sys.executable, SCRIPT, "--seeds", "5000000:5000001", "--json", "--mode", "shuffled"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "client"), "SACCADE_SERVER": BINARY},
         capture_output=True,
         text=True,

@@ -10,8 +10,9 @@ from typing import Any
 
 from saccade.client import Client
 from saccade.credentials import Credentials
-from saccade.eval import report, runner, summary
+from saccade.eval import runner, summary
 from saccade.eval import world as worlds
+from saccade.eval.report import page
 from saccade.eval.settings import parse, with_baselines
 
 
@@ -88,12 +89,12 @@ def execute(client: Client, args: argparse.Namespace) -> int:
     result = summary.summarise(log, settings, args.margin)
     result["seeds"] = [args.seeds.start, args.seeds.stop]
     (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
-    page = report.write(folder)
+    written = page.write(folder)
     if args.json:
         print(json.dumps(result))
     else:
         print(summary.terminal(result))
-        print(f"\n{result['model_calls_per_s'] or 0:.1f} calls/s; {page}")
+        print(f"\n{result['model_calls_per_s'] or 0:.1f} calls/s; {written}")
     if any(s["n"] < len(groups) * len(args.seeds) for s in result["settings"]):
         print("saccade: not all driven yet; the same command goes on", file=sys.stderr)
         return 3
