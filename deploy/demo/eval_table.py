@@ -14,8 +14,8 @@ BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 SEEDS = range(
     9_000_000, 9_000_067
 )  # never used in training or tuning; 402 episodes over six groups
-SESSIONS = 12
-"""So many cars at a time: in real time, 30 requests a second."""
+SESSIONS = 15
+"""So many cars at a time: in real time, 37 requests a second."""
 
 SERVING = [*(f"stale={ms}" for ms in (100, 200, 300, 500)), *(f"replan={n}" for n in (3, 5))]
 LOADS = ["pace=real+class=driving", *(f"pace=real+class=driving+load={n}" for n in (50, 200))]
@@ -60,7 +60,6 @@ def write(results: dict[str, dict[str, Any]], readme: Path, margin: float) -> No
     seeds_of = next(iter(results.values()))["seeds"]
     head = (
         f"Made by `deploy/demo/eval.sh --table`: hard scenes, seeds {seeds_of[0]} to {seeds_of[1] - 1}, six groups,"
-        " the same for each setting. `pace=real`: against the wall clock, twelve"
-        " cars at a time, where the table was made."
+        f" the same for each setting. `pace=real`: against the wall clock, {SESSIONS} cars at a time, where the table was made."
     )
     readme.write_text(f"{before}{BEGIN}\n{head}\n\n" + "\n\n".join(parts) + f"\n{END}{after}")

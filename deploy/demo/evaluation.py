@@ -168,7 +168,7 @@ def main() -> int:
     )
     parser.add_argument("--mode", choices=MODES, default="policy", help="controls: not policy")
     parser.add_argument("--level", default="base", help="base or hard")
-    parser.add_argument("--sessions", type=int, default=0, help="side by side; default: 8, or 12")
+    parser.add_argument("--sessions", type=int, default=0, help="side by side; default: 8, or 15")
     parser.add_argument("--processes", type=int, default=0, help="worlds in; default: by cores")
     parser.add_argument("--threads", type=int, default=1, help="of the server (%(default)s)")
     parser.add_argument("--limit-s", type=float, default=0.0, help="begin nothing after that")

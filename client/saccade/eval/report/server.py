@@ -181,7 +181,7 @@ def others(windows: Sequence[markup.Row]) -> str:
                 failed[reason] = failed.get(reason, 0) + count
         rows.append(
             [
-                name,
+                text(name),
                 markup.count(sum(load["asked"] for load in mine)),
                 markup.count(sum(load["answered"] for load in mine)),
                 ", ".join(f"{text(r)} {markup.count(c)}" for r, c in failed.items()) or "none",
