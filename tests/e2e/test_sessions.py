@@ -457,12 +457,16 @@ def test_a_cancelled_task_withdraws_its_request(steady: Restartable) -> None:
             session.send_frame(FRAME)
             await session.act()
             cancelled = total(steady, "saccade_requests_failed_total", 'reason="cancelled"')
-            others = [session.act_async(samples=8, temperature=1.0, seed=i) for i in range(4)]
-            task = asyncio.create_task(session.act(samples=8, temperature=1.0))
-            await others[0]
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            steady.signal(signal.SIGSTOP)  # so that it is not answered before
+            try:
+                others = [session.act_async(samples=8, temperature=1.0, seed=i) for i in range(4)]
+                task = asyncio.create_task(session.act(samples=8, temperature=1.0))
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            finally:
+                steady.signal(signal.SIGCONT)
             await asyncio.gather(*others)
             await until_async(
                 lambda: (
