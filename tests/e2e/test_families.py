@@ -143,6 +143,9 @@ def test_a_class_that_degrades_answers_with_fewer_steps_in_time() -> None:
                 with contextlib.suppress(Late, Expired):
                     cut.append(ask(client, case, flow=Flow(most, least_steps=2), **squeezed))
                     break
+                # What it takes now may be longer than it was.
+                whole = ask(client, case, flow=Flow(most), **samples).timings.total_s
+                squeezed["deadline_s"] = whole / 2
             (answer,) = cut
             assert answer.degradation == ("fewer_flow_steps",) and answer.deadline_met
             assert 2 <= answer.flow_steps < most
@@ -150,7 +153,7 @@ def test_a_class_that_degrades_answers_with_fewer_steps_in_time() -> None:
             same = ask(client, case, flow=Flow(answer.flow_steps), **samples)
             np.testing.assert_array_equal(answer.values, same.values)
             degraded = 'saccade_requests_degraded_total{class="squeezed"}'
-            assert metric(running, degraded) == 1
+            assert metric(running, degraded) >= 1
             with pytest.raises(InvalidInput, match="least_flow_steps"):
                 ask(client, case, flow=Flow(least_steps=1001))
     finally:
