@@ -146,6 +146,8 @@ void Scheduler::Impl::OnWorkerLost(WorkerId id, TimePoint now) {
   if (worker == nullptr || worker->lost) return;
   worker->lost = true;
   worker->in_flight.clear();
+  worker->arrivals.clear();
+  worker->held_until = kNever;  // it is never asked for a step again
   for (Lane* lane : worker->lanes) {
     lane->lost = true;
     for (auto& pass : lane->parked) pass = nullptr;

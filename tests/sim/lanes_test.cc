@@ -213,6 +213,24 @@ TEST(Announced, WhoDoesNotComeHoldsNobodyUpForLong) {
   EXPECT_GT(Drive(true, 1, false).large_share, 0.99);
 }
 
+// Nobody is woken again and again for a step that is held back on it.
+TEST(Announced, AWorkerMayBeLostWhileItHoldsBack) {
+  Simulation sim(LargeAndSmall());
+  StartLarge(sim, 200);
+  sim.Offer({.klass = kControl,
+             .session = 100,
+             .timeline = sim.Prompt({}, 40, 99),
+             .action_tokens = 1,
+             .deadline = kBeat,
+             .next = kBeat});
+  sim.RunFor(kBeat - Micros(1'000));
+  ASSERT_EQ(sim.running(), nullptr);  // nothing fits before the next one
+  EXPECT_NE(sim.scheduler().NextWake(), kNever);
+  sim.LoseWorker(0);
+  EXPECT_EQ(sim.scheduler().NextWake(), kNever);
+  sim.RunToIdle();
+}
+
 TEST(Announced, ManyDoNotStarveTheLowest) {
   // Between any two there is room for no layer.
   const Beat announced = Drive(true, 12);
