@@ -223,11 +223,12 @@ absl::Status Scheduler::Impl::Offer(Request request, TimePoint now) {
         StrCat("class ", r.klass->name, " has ", r.klass->max_queued, " requests already"), info);
   }
   if (r.expired(now)) return Expired(r.request.arrival, r.deadline);
-  Forget(r.request.session);  // the arrival that was announced is this one
+  Forget(r.request.session, r.request.klass);  // the arrival that was announced is this one
   ASSIGN_OR_RETURN(Lane* const lane, ChooseLane(r, now));
   if (r.request.next_arrival != kNever) {
     FindWorker(lane->options.worker)
-        ->arrivals.push_back({r.request.session, r.klass->tier, r.request.next_arrival});
+        ->arrivals.push_back(
+            {r.request.session, r.request.klass, r.klass->tier, r.request.next_arrival});
   }
   if (r.request.beams) {
     r.search.emplace(r.request.samples, *r.request.beams, r.request.stop_tokens,

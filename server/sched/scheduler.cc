@@ -117,10 +117,12 @@ std::optional<StepPlan> Scheduler::Impl::Plan(WorkerId id, TimePoint now, TimePo
   return plan;
 }
 
-// What the session announced is not expected any more.
-void Scheduler::Impl::Forget(SessionId id) {
+// What the session announced, of `klass` or of all, is not expected any more.
+void Scheduler::Impl::Forget(SessionId id, std::optional<ClassId> klass) {
   for (WorkerState& worker : workers_) {
-    std::erase_if(worker.arrivals, [id](const WorkerState::Arrival& a) { return a.session == id; });
+    std::erase_if(worker.arrivals, [id, klass](const WorkerState::Arrival& a) {
+      return a.session == id && (!klass || a.klass == *klass);
+    });
   }
 }
 

@@ -68,7 +68,7 @@ class Scheduler::Impl {
     return it == requests_.end() ? nullptr : it->second.get();
   }
   bool Steal(WorkerState& worker);
-  void Forget(SessionId id);
+  void Forget(SessionId id, std::optional<ClassId> klass = std::nullopt);
 
   // --- admission.cc ---
   absl::Status Validate(const Request& request) const;

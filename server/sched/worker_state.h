@@ -50,9 +50,10 @@ struct WorkerState {
   std::vector<InFlightStep> in_flight;  // oldest first
   TimePoint busy_until{};               // predicted end of `in_flight`
   TimePoint next_aged{};                // ageing has used its share until then
-  // Requests that were announced and have not come; one for each session at most.
+  // Requests that were announced and have not come; one for each session and class at most.
   struct Arrival {
     SessionId session;
+    ClassId klass;
     uint32_t tier = 0;
     TimePoint at{};
   };

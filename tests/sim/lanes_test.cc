@@ -155,11 +155,15 @@ Beat Drive(bool announced, uint32_t sessions, bool come = true) {
   std::vector<size_t> asked;
   const TimePoint begin = sim.now();
   constexpr int kBeats = 40;
-  for (int beat = 0; beat < kBeats; ++beat) {
-    // There is always one that waits.
+  // There is always one that waits, of a session that announces: what it refreshes itself.
+  const auto offer_large = [&](uint64_t seed) {
     sim.Offer({.klass = kBestEffort,
                .model = 1,
-               .timeline = sim.Prompt({}, 40, 1'000 + static_cast<uint64_t>(beat))});
+               .session = 100,
+               .timeline = sim.Prompt({}, 40, 1'000 + seed)});
+  };
+  offer_large(kBeats);
+  for (int beat = 0; beat < kBeats; ++beat) {
     for (uint32_t s = 0; s < sessions; ++s) {
       if (come || beat == 0) {
         Spec spec{.klass = kControl,
@@ -170,7 +174,10 @@ Beat Drive(bool announced, uint32_t sessions, bool come = true) {
         if (announced) spec.next = kBeat;
         asked.push_back(sim.Offer(std::move(spec)));
       }
-      sim.RunFor(kBeat / sessions);
+      sim.RunFor(kBeat / sessions - Micros(1'000));
+      // Just before the next one.
+      if (s + 1 == sessions) offer_large(static_cast<uint64_t>(beat));
+      sim.RunFor(Micros(1'000));
     }
   }
   const double whole = static_cast<double>(ToMicros(sim.now() - begin).count());
