@@ -29,6 +29,8 @@ from saccade.eval import world as worlds
 from saccade.eval.settings import Setting
 from saccade.exposition import Scrape, Window
 
+METRICS_LAG_S = 0.15
+"""What a server counts shows in its metrics within a tenth of a second."""
 BLOCK_SEEDS = 10
 """Settings take turns after so many seeds: what a run that is cut short has is paired all the same."""
 
@@ -179,8 +181,8 @@ def run(job: Job, folder: Path, out: TextIO = sys.stderr) -> Log:
                     write(record)
                     requests += record["calls"] + record["probes"]
                     progress.add(record)
-                after = scrape(job.metrics)
                 window["seconds"] = time.monotonic() - start
+                after = scrape(job.metrics)
             if load is not None:
                 window["load"] = realtime.as_entry(load.heard)
             if before is not None and after is not None:
@@ -252,6 +254,7 @@ def scrape(metrics: str) -> Scrape | None:
     """None: there is no such server, or no URL."""
     if not metrics:
         return None
+    time.sleep(METRICS_LAG_S)
     try:
         return exposition.fetch(metrics, 5.0)
     except (OSError, ValueError):
