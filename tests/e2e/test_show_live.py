@@ -169,8 +169,7 @@ def test_load_and_the_wall_clock_are_settings(
     out = tmp_path / "run"
     arguments = [sys.executable, "-m", "saccade", "eval", "--address", server.address]
     arguments += ["--world", str(world), "--seeds", "1:3", "--settings"]
-    # Two at a time: the cache holds a few prompts, and what is counted of it needs each until its next step.
-    arguments += ["pace=real+stale=200+load=5,mode=blank", "--sessions", "2"]
+    arguments += ["pace=real+stale=200+load=5,mode=blank", "--sessions", "4"]
     arguments += ["--metrics", f"http://{server.metrics}/metrics", "--out", str(out)]
     done = subprocess.run(
         arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
